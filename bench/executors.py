@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedglass.attack.parts import Progress
-from fedglass.execution.executor import Ready, Watch
+from fedglass.execution.executor import Callbacks, PooledExecutor
 from fedglass.execution.processes import Processes
 from fedglass.execution.ray import OnRay
 
@@ -54,9 +54,9 @@ def rows(name: str, executor: Processes | OnRay) -> list[tuple[str, str, str]]:
     ]
 
 
-def played(ready: Ready, count: int) -> float:
+def played(ready: PooledExecutor, count: int) -> float:
     jobs = [Empty(i, bytes(PAYLOAD)) for i in range(count)]
     start = time.perf_counter()
-    back = [job for job, result in ready.run(nothing, jobs, Watch(lambda job: None, lambda *way: None))]
+    back = [job for job, result in ready.run(nothing, jobs, Callbacks(lambda job: None, lambda *way: None))]
     assert len(back) == count, "every case is played"
     return time.perf_counter() - start

@@ -18,7 +18,7 @@ import torch
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
-from fedglass.execution.client_training import answers_of
+from fedglass.execution.client_training import client_trainer
 from fedglass.execution.processes import Processes
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
@@ -33,8 +33,8 @@ def measure() -> list[tuple[str, str, str]]:
     rows = []
     for clients, rounds in SIZES.items():
         crowd, title = federation(clients), f"LeNet, {clients} clients of {EXAMPLES} examples, rounds per minute"
-        with Processes(WORKERS).kept() as team:
-            alone, shared, last = per_minute(crowd, rounds, train_sequentially, answers_of(team))
+        with Processes(WORKERS).persistent() as team:
+            alone, shared, last = per_minute(crowd, rounds, train_sequentially, client_trainer(team))
         rows.append((f"{title}: here", f"{alone:.0f}", ""))
         rows.append((f"{title}: {WORKERS} processes", f"{shared:.0f} ({shared / alone:.2f} x, same bits)", ""))
         if importlib.util.find_spec("flwr") is not None:

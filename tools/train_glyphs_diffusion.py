@@ -14,8 +14,8 @@ import torch
 
 from fedglass.data.builtin import glyphs
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS
-from fedglass.diffusion.training import Course
-from fedglass.train.image_models import Teaching, train_diffusion
+from fedglass.diffusion.training import TrainingOptions
+from fedglass.train.image_models import DiffusionOptions, train_diffusion
 
 SEED = 771_001
 WRITERS = 400
@@ -34,7 +34,7 @@ class Lines:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)  # the sums of other numbers of threads are rounded otherwise
     data = glyphs(writers=WRITERS, seed=SEED)
-    train_diffusion(data, Teaching(Course(steps=STEPS, seed=SEED), "ddpm", "small"), folder, Lines())
+    train_diffusion(data, DiffusionOptions(TrainingOptions(steps=STEPS, seed=SEED), "ddpm", "small"), folder, Lines())
     for name in (CONFIG, SCHEDULER, WEIGHTS):
         (PACKAGED / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, PACKAGED / name)

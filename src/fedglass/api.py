@@ -17,7 +17,7 @@ from fedglass.audit.target import Source
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.execution.executor import Executor
-from fedglass.execution.fork_server import warm
+from fedglass.execution.fork_server import start_fork_server
 from fedglass.execution.machine import device_named
 from fedglass.execution.processes import executor_for
 from fedglass.federation.federation import Federation
@@ -124,7 +124,7 @@ def run_and_report(
 ) -> Result:
     """Run a job and leave its page beside its records."""
     if workers > 1 and executor is None:
-        warm(play_case.__module__)  # imports while the clients train
+        start_fork_server(play_case.__module__)  # imports while the clients train
     chosen = executor_for(workers) if executor is None else executor
     result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
     write_report(directory)

@@ -13,10 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedglass.cli.main import cli
+from fedglass.core.resumable import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_autoencoder
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
-from fedglass.diffusion.training import STATE
-from fedglass.train import image_models as training
+from fedglass.diffusion.training import ImageModelTraining
 from fedglass.train.image_models import PICTURE
 
 
@@ -59,19 +59,19 @@ def test_json_is_all_on_stdout_and_quiet_says_nothing(data: str, tmp_path: Path)
 def test_the_seed_decides_and_a_stopped_training_continues_as_if_it_had_not_been(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedglass.diffusion.training.AT_RISK", 0.0)
+    monkeypatch.setattr("fedglass.diffusion.training.MOST_SECONDS_UNSAVED", 0.0)
     folders = [tmp_path / name for name in ("whole", "again", "other", "parts")]
     for folder, seed in zip(folders[:3], (0, 0, 1), strict=True):
         trained(data, folder, "--steps", "6", "--seed", str(seed))
-    moved = training.AutoencoderKeeper.moved
+    is_due = ImageModelTraining.is_due
 
-    def stopping(self: training.AutoencoderKeeper, step: int, share: float, loss: float) -> None:
-        moved(self, step, share, loss)
-        if step == 4:
+    def stopping(self: ImageModelTraining, unsaved: float) -> bool:
+        if self.step == 4:
             raise KeyboardInterrupt
+        return is_due(self, unsaved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.AutoencoderKeeper, "moved", stopping)
+        patch.setattr(ImageModelTraining, "is_due", stopping)
         stopped = run(data, "-o", str(folders[3]), "--steps", "6")
     assert stopped.exit_code == 3
     assert "run the same command again to continue" in stopped.output
@@ -91,7 +91,7 @@ def test_more_steps_continue_and_other_data_are_refused(data: str, tmp_path: Pat
     (tmp_path / "m" / STATE).write_bytes(b"rubbish")
     damaged = run(data, "-o", str(tmp_path / "m"), "--steps", "5")
     assert damaged.exit_code == 2
-    assert "delete it to begin anew" in damaged.output
+    assert "delete it to start over" in damaged.output
 
 
 def test_it_learns(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedglass.cli.main import cli
+from fedglass.core.resumable import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_folder
-from fedglass.diffusion.training import STATE
+from fedglass.diffusion.training import ImageModelTraining
 from fedglass.train import image_models as training
 from fedglass.train.image_models import PICTURE, contact_sheet
 
@@ -52,17 +53,17 @@ def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    monkeypatch.setattr("fedglass.diffusion.training.AT_RISK", 0.0)
+    monkeypatch.setattr("fedglass.diffusion.training.MOST_SECONDS_UNSAVED", 0.0)
     trained(data, whole, "--steps", "6")
-    moved = training.DiffusionKeeper.moved
+    is_due = ImageModelTraining.is_due
 
-    def stopping(self: training.DiffusionKeeper, step: int, share: float, loss: float) -> None:
-        moved(self, step, share, loss)
-        if step == 5:
+    def stopping(self: ImageModelTraining, unsaved: float) -> bool:
+        if self.step == 5:
             raise KeyboardInterrupt
+        return is_due(self, unsaved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.DiffusionKeeper, "moved", stopping)
+        patch.setattr(ImageModelTraining, "is_due", stopping)
         result = CliRunner().invoke(cli, ["train", "diffusion", data, "-o", str(parts), "--steps", "6"])
     assert result.exit_code == 3
     assert "run the same command again to continue" in result.output
@@ -85,7 +86,7 @@ def test_more_steps_continue_and_other_options_are_refused(data: str, tmp_path: 
     (tmp_path / "m" / STATE).write_bytes(b"rubbish")
     damaged = CliRunner().invoke(cli, ["train", "diffusion", data, "-o", str(tmp_path / "m"), "--steps", "2"])
     assert damaged.exit_code == 2
-    assert "delete it to begin anew" in damaged.output
+    assert "delete it to start over" in damaged.output
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoders import Autoencoder, ReconstructionLoss
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.training import Course, Lesson, beginning, train
+from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_the_loop_of_the_denoisers_trains_it() -> None:
     torch.manual_seed(0)
     net = Autoencoder((1, 8, 8), halvings=1, latent=1, width=4)
     first = error(net, flat)
-    lesson = Lesson(flat, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
-    train(beginning(net, course := Course(steps=80, lr=1e-2, batch_size=16)), lesson, course)
+    lesson = DenoisingTask(flat, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
+    ImageModelTraining(net, lesson, TrainingOptions(steps=80, lr=1e-2, batch_size=16)).run()
     assert error(net, flat) < 0.2 * first
 
 

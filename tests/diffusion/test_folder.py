@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS, check_shape, digest_of, load_folder, save_folder
 from fedglass.diffusion.stored import Stored, stored
@@ -157,7 +156,7 @@ def test_other_images_than_the_models_are_refused(folder: Path) -> None:
 
 def test_without_diffusers_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edited(folder, CONFIG, _class_name="UNet2DModel", sample_size=8, in_channels=1)
-    monkeypatch.setattr(diffusers, "installed", lambda: False)
+    monkeypatch.setattr("fedglass.diffusion.folder.diffusers_installed", lambda: False)
     with pytest.raises(UsageError, match=r"pip install fedglass\[diffusion\]"):
         load_folder(folder)
 

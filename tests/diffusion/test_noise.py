@@ -29,7 +29,7 @@ def test_the_right_answer_gives_the_clean_image_and_its_noise(
 ) -> None:
     schedule, steps = Schedule(), torch.tensor([0, 300, 700])
     images, noise = torch.rand(3, 1, 4, 4, generator=generator).double() * 2 - 1, torch.randn(3, 1, 4, 4).double()
-    kept = schedule.kept(steps, images)
+    kept = schedule.abar_of(steps, images)
     noisy = schedule.noised(images, steps, noise)
     clean = prediction.clean(prediction.target(images, noise, kept), noisy, kept)
     assert torch.allclose(clean, images)
@@ -39,7 +39,7 @@ def test_the_right_answer_gives_the_clean_image_and_its_noise(
 def test_noised_images_in_their_own_units_are_off_by_sigma(generator: torch.Generator) -> None:
     schedule, steps = Schedule(), torch.tensor([500])
     noisy = schedule.noised(torch.zeros(1, 1, 100, 100), steps, torch.randn(1, 1, 100, 100, generator=generator))
-    assert float((noisy / schedule.kept(steps, noisy).sqrt()).std()) == pytest.approx(
+    assert float((noisy / schedule.abar_of(steps, noisy).sqrt()).std()) == pytest.approx(
         float(schedule.sigma[500]), rel=0.03
     )
 

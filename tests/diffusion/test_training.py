@@ -6,7 +6,14 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.training import Batch, Course, Lesson, State, batch_of, beginning, squared_error, train
+from fedglass.diffusion.training import (
+    Batch,
+    DenoisingTask,
+    ImageModelTraining,
+    TrainingOptions,
+    batch_of,
+    squared_error,
+)
 
 
 class Linear(nn.Module):
@@ -34,21 +41,21 @@ class Listener:
     def moved(self, step: int, share: float, loss: float) -> None:
         self.losses.append(loss)
 
-    def saved(self, state: State) -> None:
+    def saved(self, state: ImageModelTraining) -> None:
         self.saves.append(state.step)
 
 
 def test_the_loss_falls_and_what_was_trained_is_saved_now_and_at_the_end() -> None:
-    heard, course = Listener(), Course(steps=250, lr=0.05)
-    lesson = Lesson(images(1), prediction=Prediction.SAMPLE)  # of one image, the offset can be that image
-    train(beginning(Linear(), course), lesson, course, heard)
+    heard, course = Listener(), TrainingOptions(steps=250, lr=0.05)
+    lesson = DenoisingTask(images(1), prediction=Prediction.SAMPLE)  # of one image, the offset can be that image
+    ImageModelTraining(Linear(), lesson, course, heard.saved).run(heard)
     assert sum(heard.losses[-20:]) < 0.1 * sum(heard.losses[:20])
     assert heard.saves == [100, 200, 250]
 
 
 def test_a_training_in_two_parts_is_the_training_in_one() -> None:
-    course, lesson = Course(steps=12, batch_size=4), Lesson(images())
-    whole = train(beginning(Linear(), course), lesson, course)
+    course, lesson = TrainingOptions(steps=12, batch_size=4), DenoisingTask(images())
+    whole = ImageModelTraining(Linear(), lesson, course).run()
 
     class Stop(Exception):
         pass
@@ -58,33 +65,33 @@ def test_a_training_in_two_parts_is_the_training_in_one() -> None:
             if step == 5:
                 raise Stop
 
-    parts = beginning(Linear(), course)
+    parts = ImageModelTraining(Linear(), lesson, course)
     with pytest.raises(Stop):
-        train(parts, lesson, course, Stopping())
-    train(parts, lesson, course)
+        parts.run(Stopping())
+    parts.run()
     assert torch.equal(whole.averaged["offset"], parts.averaged["offset"])
     assert torch.equal(whole.network.state_dict()["offset"], parts.network.state_dict()["offset"])
 
 
 def test_the_average_is_not_the_last_iterate() -> None:
-    course = Course(steps=30)
-    state = train(beginning(Linear(), course), Lesson(images()), course)
+    course = TrainingOptions(steps=30)
+    state = ImageModelTraining(Linear(), DenoisingTask(images()), course).run()
     assert not torch.equal(state.averaged["offset"], state.network.state_dict()["offset"])
 
 
 def test_an_epoch_passes_over_every_image_once_with_its_own_label() -> None:
     told = torch.arange(10)
-    lesson, course = Lesson(images(), told), Course(steps=1, batch_size=5)
+    lesson, course = DenoisingTask(images(), told), TrainingOptions(steps=1, batch_size=5)
     seen = [batch_of(lesson, course, step).labels for step in (0, 1)]
     both = torch.cat([labels for labels in seen if labels is not None])
     assert sorted(both.tolist()) == list(range(10))
 
 
 def test_labels_reach_the_network_only_where_there_are_some() -> None:
-    course = Course(steps=1, batch_size=3)
+    course = TrainingOptions(steps=1, batch_size=3)
     blind, told = Linear(), Linear()
-    train(beginning(blind, course), Lesson(images()), course)
-    train(beginning(told, course), Lesson(images(), torch.arange(10)), course)
+    ImageModelTraining(blind, DenoisingTask(images()), course).run()
+    ImageModelTraining(told, DenoisingTask(images(), torch.arange(10)), course).run()
     assert blind.told == [None]
     assert told.told[0] is not None
     assert told.told[0].shape == (3,)
@@ -97,15 +104,15 @@ def test_a_loss_of_ones_own_is_used_and_may_draw() -> None:
         drawn.append(float(torch.rand((), generator=batch.generator)))
         return squared_error(network, batch)
 
-    course = Course(steps=3)
+    course = TrainingOptions(steps=3)
     for _ in range(2):
-        train(beginning(Linear(), course), Lesson(images(), loss=masked), course)
+        ImageModelTraining(Linear(), DenoisingTask(images(), loss=masked), course).run()
     assert drawn[:3] == drawn[3:]
     assert len(set(drawn)) == 3
 
 
 def test_the_minutes_end_a_training_and_let_the_rate_fall() -> None:
-    course = Course(minutes=2.0)
+    course = TrainingOptions(minutes=2.0)
     assert course.share(step=10**6, seconds=60.0) == 0.5
     assert course.share(step=0, seconds=120.0) == 1.0
     assert course.rate(1000, 0.0) > course.rate(1000, 0.5) > course.rate(1000, 1.0) > 0
@@ -115,7 +122,7 @@ def test_a_training_that_diverges_says_so() -> None:
     broken = images()
     broken[:] = float("nan")
     with pytest.raises(AuditError, match="diverged at step 0"):
-        train(beginning(Linear(), Course(steps=1)), Lesson(broken), Course(steps=1))
+        ImageModelTraining(Linear(), DenoisingTask(broken), TrainingOptions(steps=1)).run()
 
 
 @pytest.mark.parametrize(
@@ -123,4 +130,4 @@ def test_a_training_that_diverges_says_so() -> None:
 )
 def test_courses_without_an_end_or_a_pace_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Course(**wrong)  # type: ignore[arg-type]
+        TrainingOptions(**wrong)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule
-from fedglass.diffusion.training import Batch, Course, Lesson, MaskedLoss, beginning, train
+from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
 
 SMALL = {"patch": 4, "width": 16, "depth": 3, "decoder": 1, "heads": 2}
@@ -123,8 +123,8 @@ def test_it_learns_which_class_looks_how() -> None:
     labels = torch.tensor([0] * 8 + [1] * 8)
     torch.manual_seed(0)
     net = MaskedDiffusionTransformer((1, 8, 8), 2, **SMALL)
-    lesson = Lesson(images, labels, Schedule(2, 0.98, 0.99), Prediction.SAMPLE, MaskedLoss())
-    train(beginning(net, course := Course(steps=40, lr=0.1, batch_size=16, average=0.0)), lesson, course)
+    lesson = DenoisingTask(images, labels, Schedule(2, 0.98, 0.99), Prediction.SAMPLE, MaskedLoss())
+    ImageModelTraining(net, lesson, TrainingOptions(steps=40, lr=0.1, batch_size=16, average=0.0)).run()
     start = torch.randn(1, 1, 8, 8, generator=stream(0, "start")).expand(2, -1, -1, -1)
     dark, bright = net(start, torch.tensor([1, 1]), torch.tensor([0, 1])).mean((1, 2, 3)).tolist()
     assert bright - dark > 0.4

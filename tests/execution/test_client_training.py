@@ -15,8 +15,8 @@ from fedglass.audit.audit import Job, run
 from fedglass.core.errors import DataError
 from fedglass.core.registry import make
 from fedglass.core.types import BatchNorm, Training
-from fedglass.execution.client_training import Crew, answers_of, respond_all
-from fedglass.execution.executor import InProcess, Lost, Ready, Result, Watch, kept
+from fedglass.execution.client_training import ParallelClients, client_trainer, train_group
+from fedglass.execution.executor import Callbacks, FailedJob, InProcess, PooledExecutor, Result, persistent
 from fedglass.execution.executor import Job as AnyJob
 from fedglass.execution.processes import Processes
 from fedglass.federation.behaviours import SignFlip
@@ -29,8 +29,8 @@ Same = Callable[[Any, Any], bool]
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Ready]:
-    with Processes(2).kept() as found:
+def team() -> Iterator[PooledExecutor]:
+    with Processes(2).persistent() as found:
         yield found
 
 
@@ -40,7 +40,7 @@ def equal(left: Round, right: Round, same: Same) -> bool:
     return alike and same(left.step, right.step) and same(left.after, right.after)
 
 
-def test_rounds_are_bit_identical(toy: Any, team: Ready, same: Same) -> None:
+def test_rounds_are_bit_identical(toy: Any, team: PooledExecutor, same: Same) -> None:
     plain = toy.federation(Training(lr=0.1, epochs=2, batch_size=2), clients=5)
     first, second, *others = plain.clients
     noisy = replace(second, release=make("defences", "gaussian_noise", std=0.1))
@@ -49,18 +49,18 @@ def test_rounds_are_bit_identical(toy: Any, team: Ready, same: Same) -> None:
         Training(lr=0.1, batch_norm=BatchNorm.BATCH), model=toy.normalised(), clients=3, examples=3
     )
     for federation in (replace(plain, clients=clients, participation=0.8), normalised):
-        here, there = list(federation.play(3)), list(federation.play(3, train_clients=answers_of(team)))
+        here, there = list(federation.play(3)), list(federation.play(3, train_clients=client_trainer(team)))
         assert all(equal(a, b, same) for a, b in zip(here, there, strict=True))
 
 
-def test_every_number_of_clients_is_shared_out(toy: Any, team: Ready) -> None:
+def test_every_number_of_clients_is_shared_out(toy: Any, team: PooledExecutor) -> None:
     for count in (1, 2, 3, 5, 9):
         federation = toy.federation(Training(lr=0.1), clients=count, examples=1)
-        (past,) = federation.play(train_clients=Crew(team))
+        (past,) = federation.play(train_clients=ParallelClients(team))
         assert [m.client for m in past.messages] == [c.name for c in federation.clients]
 
 
-def test_what_fails_is_told_as_it_is_without_workers(toy: Any, team: Ready) -> None:
+def test_what_fails_is_told_as_it_is_without_workers(toy: Any, team: PooledExecutor) -> None:
     @dataclass(frozen=True)
     class Forgetful:
         """A behaviour of this function alone, which no worker can be sent."""
@@ -70,7 +70,7 @@ def test_what_fails_is_told_as_it_is_without_workers(toy: Any, team: Ready) -> N
 
     federation = toy.federation(Training(lr=0.1), clients=3)
     wrong = [replace(client, behaviour=Forgetful()) for client in federation.clients]
-    for answers in (train_sequentially, Crew(team)):
+    for answers in (train_sequentially, ParallelClients(team)):
         with pytest.raises(DataError, match="gave 1 images"):
             list(replace(federation, clients=wrong).play(train_clients=answers))
 
@@ -83,15 +83,15 @@ class Losing:
         return 2
 
     def run(
-        self, work: Callable[[AnyJob, Progress], Result], jobs: Sequence[AnyJob], watch: Watch[AnyJob]
-    ) -> Iterator[tuple[AnyJob, Result | Lost]]:
+        self, work: Callable[[AnyJob, Progress], Result], jobs: Sequence[AnyJob], callbacks: Callbacks[AnyJob]
+    ) -> Iterator[tuple[AnyJob, Result | FailedJob]]:
         for index, job in enumerate(reversed(jobs)):
-            yield job, Lost("gone") if index % 2 else work(job, lambda done, total: None)
+            yield job, FailedJob("gone") if index % 2 else work(job, lambda done, total: None)
 
 
 def test_what_no_worker_answered_is_answered_here(toy: Any, same: Same) -> None:
     federation = toy.federation(Training(lr=0.1), clients=7)
-    (here,), (there,) = federation.play(), federation.play(train_clients=Crew(Losing()))
+    (here,), (there,) = federation.play(), federation.play(train_clients=ParallelClients(Losing()))
     assert equal(here, there, same)
 
 
@@ -107,17 +107,17 @@ def test_a_part_of_a_larger_tensor_travels_alone(toy: Any) -> None:
     labels = torch.zeros(40, dtype=torch.int64)
     clients = [Client(f"c{i}", images[4 * i : 4 * i + 4], labels[4 * i : 4 * i + 4]) for i in range(10)]
     federation = toy.federation(Training(lr=0.1))
-    (past,) = replace(federation, clients=clients).play(train_clients=Crew(Watching()))
+    (past,) = replace(federation, clients=clients).play(train_clients=ParallelClients(Watching()))
     assert len(past.messages) == len(sent) == 10
     assert all(client.images.untyped_storage().nbytes() == client.images.nbytes for client in sent)
 
 
 def test_executors_that_wait_for_nothing_train_clients_here() -> None:
-    with kept(InProcess()) as executor:
-        assert answers_of(executor) is train_sequentially
-    with kept(Processes(2)) as executor:
-        assert isinstance(answers_of(executor), Crew)
-    assert respond_all.__module__ == "fedglass.execution.client_training", "workers find it by name"
+    with persistent(InProcess()) as executor:
+        assert client_trainer(executor) is train_sequentially
+    with persistent(Processes(2)) as executor:
+        assert isinstance(client_trainer(executor), ParallelClients)
+    assert train_group.__module__ == "fedglass.execution.client_training", "workers find it by name"
 
 
 def test_an_audit_has_the_same_records_whoever_trains(

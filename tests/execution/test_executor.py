@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedglass.execution.executor import Executor, InProcess, Throttled, Watch
+from fedglass.execution.executor import Callbacks, Executor, InProcess, ThrottledProgress
 from fedglass.execution.processes import Processes
 
 EXECUTORS: tuple[Executor, ...] = (InProcess(), Processes(1), Processes(2))
@@ -39,15 +39,17 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         del sys.modules["office_work"]
 
 
-def quiet() -> Watch[object]:
-    return Watch(lambda job: None, lambda job, done, total: None)
+def quiet() -> Callbacks[object]:
+    return Callbacks(lambda job: None, lambda job, done, total: None)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS, ids=repr)
 def test_every_job_comes_back_once_with_its_result_and_its_news(executor: Executor, office: ModuleType) -> None:
     jobs, news = [float(i) for i in range(5)], []
-    watch: Watch[float] = Watch(lambda job: news.append((job, 0)), lambda job, done, _: news.append((job, done)))
-    found = executor.run(office.halved, jobs, watch)
+    callbacks: Callbacks[float] = Callbacks(
+        lambda job: news.append((job, 0)), lambda job, done, _: news.append((job, done))
+    )
+    found = executor.run(office.halved, jobs, callbacks)
     assert news == [], "nothing runs before it is asked for"
     back = list(found)
     assert sorted(id(job) for job, _ in back) == sorted(map(id, jobs)), "the same objects"
@@ -85,7 +87,7 @@ def test_progress_is_throttled_but_the_end_is_told(monkeypatch: pytest.MonkeyPat
     now = [100.0]
     monkeypatch.setattr("fedglass.execution.executor.time.monotonic", lambda: now[0])
     said: list[tuple[int, int]] = []
-    say = Throttled(lambda done, total: said.append((done, total)))
+    say = ThrottledProgress(lambda done, total: said.append((done, total)))
     for done in range(10):
         say(done, 10)
         now[0] += 0.125

@@ -56,28 +56,28 @@ def imported(job, progress):
 ASK = """
 import sys
 
-from fedglass.execution.fork_server import context, warm
+from fedglass.execution.fork_server import start_fork_server, start_method
 
 if __name__ == "__main__":
-    warm("work_to_do")
+    start_fork_server("work_to_do")
     assert "torch" not in sys.modules, "the server is started before torch is imported here"
 
-    from fedglass.execution.executor import Watch
+    from fedglass.execution.executor import Callbacks
     from fedglass.execution.processes import Processes
     from work_to_do import imported
 
-    watch = Watch(lambda job: None, lambda job, done, total: None)
-    print(context().get_start_method())
+    watch = Callbacks(lambda job: None, lambda job, done, total: None)
+    print(start_method().get_start_method())
     print(sorted(Processes(2).run(imported, ["torch", "fedglass.recipes"], watch)))
 """
 
 UNGUARDED = """
-from fedglass.execution.executor import Watch
+from fedglass.execution.executor import Callbacks
 from fedglass.execution.processes import Processes
 from work_to_do import imported
 
-found = Processes(2).run(imported, ["torch", "numpy"], Watch(lambda job: None, lambda job, done, total: None))
-print([result.why for job, result in found])
+found = Processes(2).run(imported, ["torch", "numpy"], Callbacks(lambda job: None, lambda job, done, total: None))
+print([result.reason for job, result in found])
 """
 
 
@@ -118,4 +118,4 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "work_to_do.py").write_text(WORK)
     done = python(tmp_path, UNGUARDED)
     assert 'keep what it does under `if __name__ == "__main__":`, or set workers to 1' in done.stderr
-    assert "ended without a result (exit code 1; see its last words)" in done.stdout
+    assert "ended without a result (exit code 1; see its output above)" in done.stdout

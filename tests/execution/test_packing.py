@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.execution.executor import Unsendable, packed, unpacked
+from fedglass.execution.executor import UnsendableJob, from_bytes, to_bytes
 
 PLAIN = (
     torch.tensor([[0.1, float("nan")], [float("inf"), -0.0]]),
@@ -27,7 +27,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("tensor", [*PLAIN, *OTHERS], ids=lambda t: f"{t.dtype} {tuple(t.shape)}")
 def test_tensors_come_back(tensor: Tensor) -> None:
-    found = unpacked(packed({"a": tensor}))["a"]
+    found = from_bytes(to_bytes({"a": tensor}))["a"]
     assert (found.dtype, found.shape, found.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
     assert torch.equal(found.nan_to_num(9.0), tensor.nan_to_num(9.0))
     assert not found.is_floating_point() or torch.equal(found.signbit(), tensor.signbit())
@@ -35,13 +35,13 @@ def test_tensors_come_back(tensor: Tensor) -> None:
 
 def test_memory_is_aligned_as_torch_aligns_it() -> None:
     for size in (1, 3, 33, 1001):
-        assert unpacked(packed(torch.rand(size))).data_ptr() % 64 == 0
+        assert from_bytes(to_bytes(torch.rand(size))).data_ptr() % 64 == 0
 
 
 def test_models_keep_their_ties_and_what_learns() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
-    found = unpacked(packed(model))
+    found = from_bytes(to_bytes(model))
     assert found[2].weight is found[0].weight
     assert all(p.requires_grad for p in found.parameters())
     for name, tensor in model.state_dict().items():
@@ -50,10 +50,10 @@ def test_models_keep_their_ties_and_what_learns() -> None:
 
 def test_one_tensor_in_two_places_stays_one() -> None:
     tensor = torch.rand(3)
-    first, second = unpacked(packed([tensor, tensor]))
+    first, second = from_bytes(to_bytes([tensor, tensor]))
     assert first is second
 
 
 def test_what_has_no_bytes_is_said() -> None:
-    with pytest.raises(Unsendable, match="can not be sent to a worker process"):
-        packed(lambda: None)
+    with pytest.raises(UnsendableJob, match="cannot be sent to a worker process"):
+        to_bytes(lambda: None)

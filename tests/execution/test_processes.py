@@ -17,7 +17,7 @@ from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training, Whitening
-from fedglass.execution.executor import InProcess, Lost, Watch
+from fedglass.execution.executor import Callbacks, FailedJob, InProcess
 from fedglass.execution.processes import Processes, executor_for
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
@@ -76,10 +76,10 @@ def test_what_can_not_be_sent_is_said_so(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_costs_its_own_job_only() -> None:
     heard: list[int] = []
-    silent: Watch[int] = Watch(heard.append, lambda *way: None)
+    silent: Callbacks[int] = Callbacks(heard.append, lambda *way: None)
     found = dict(Processes(2).run(operator.neg, [1, 2], silent))  # type: ignore[arg-type] # dies of two arguments
     assert heard == [1, 2]
-    assert all(isinstance(result, Lost) and "ended without a result" in result.why for result in found.values())
+    assert all(isinstance(result, FailedJob) and "ended without a result" in result.reason for result in found.values())
 
 
 def test_kept_workers_serve_one_run_after_another_and_end_with_the_context(
@@ -92,14 +92,14 @@ def test_kept_workers_serve_one_run_after_another_and_end_with_the_context(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     work = importlib.import_module("who_works")
-    silent: Watch[int] = Watch(lambda job: None, lambda *way: None)
-    with Processes(2).kept() as team:
+    silent: Callbacks[int] = Callbacks(lambda job: None, lambda *way: None)
+    with Processes(2).persistent() as team:
         first = {pid for _, pid in team.run(work.who, range(8), silent)}
         again = {pid for _, pid in team.run(work.who, range(8), silent)}
         assert len(first | again) <= 2, "nobody is hired twice"
         assert os.getpid() not in first
         next(team.run(work.who, range(8), silent))  # left in the middle
-        assert all(isinstance(lost, Lost) for _, lost in team.run(work.deadly, range(3), silent))
+        assert all(isinstance(lost, FailedJob) for _, lost in team.run(work.deadly, range(3), silent))
         last = {pid for _, pid in team.run(work.who, range(8), silent)}
         assert 1 <= len(last) <= 2, "the dead are replaced"
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)

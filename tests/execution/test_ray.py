@@ -34,7 +34,7 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
 
 
 def test_a_missing_token_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="joined with its token, and there is none here: set RAY_AUTH_TOKEN"):
+    with pytest.raises(UsageError, match="needs its token, and none is set here: set RAY_AUTH_TOKEN"):
         join("127.0.0.1:6379")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(home / "no-such-file"))
     with pytest.raises(UsageError, match="no-such-file"):

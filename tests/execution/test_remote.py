@@ -14,8 +14,17 @@ import pytest
 import torch
 
 from fedglass.core.errors import UsageError
-from fedglass.execution.executor import Lost, Watch
-from fedglass.execution.remote import ATTEMPTS, Answer, Crashed, Failed, Kept, connected, perform, run_on
+from fedglass.execution.executor import Callbacks, FailedJob
+from fedglass.execution.remote import (
+    ATTEMPTS,
+    ClusterExecutor,
+    TaskFailed,
+    TaskResult,
+    WorkerLost,
+    connected_executor,
+    run_on_cluster,
+    run_task,
+)
 
 
 @dataclass(eq=False)
@@ -41,13 +50,13 @@ class Unreliable:
     def ended(self, handles: Sequence[object]) -> Sequence[object]:
         return handles[-1:]  # the last first: order must not matter
 
-    def answer(self, handle: object) -> Any:
+    def result(self, handle: object) -> Any:
         function, task, key = self.tasks[handle]
         if self.crashes[key] > 0:
             self.crashes[key] -= 1
-            raise Crashed("WorkerCrashedError: gone")
+            raise WorkerLost("WorkerCrashedError: gone")
         if self.faulty:
-            raise Failed("ValueError: a fault")
+            raise TaskFailed("ValueError: a fault")
         return function(task)
 
     def forget(self, handle: object) -> None:
@@ -70,8 +79,8 @@ def nothing(job: Errand, progress: object) -> None:
     """Has no result, which is one too."""
 
 
-def heard(started: list[str]) -> Watch[Errand]:
-    return Watch(lambda job: started.append(job.key), lambda job, done, total: None)
+def heard(started: list[str]) -> Callbacks[Errand]:
+    return Callbacks(lambda job: started.append(job.key), lambda job, done, total: None)
 
 
 JOBS = [Errand(f"errand {i}") for i in range(7)]
@@ -79,7 +88,7 @@ JOBS = [Errand(f"errand {i}") for i in range(7)]
 
 def keys_of(cluster: Unreliable) -> dict[str, str]:
     """The key of each errand's task, learnt by sending them all."""
-    list(run_on(cluster, told, JOBS, heard([])))
+    list(run_on_cluster(cluster, told, JOBS, heard([])))
     return dict(zip((job.key for job in JOBS), cluster.given, strict=True))
 
 
@@ -88,7 +97,7 @@ def test_lost_tasks_are_sent_again_and_every_job_comes_back_once() -> None:
     assert len(set(key.values())) == len(JOBS)
     cluster, started = Unreliable(), list[str]()
     cluster.crashes.update({key["errand 0"]: ATTEMPTS - 1, key["errand 4"]: 1})
-    back = list(run_on(cluster, told, JOBS, heard(started)))
+    back = list(run_on_cluster(cluster, told, JOBS, heard(started)))
     assert sorted(job.key for job, _ in back) == sorted(job.key for job in JOBS)
     assert all(result == (job.key, 1, None) for job, result in back)
     assert started == [job.key for job in JOBS], "each start is told once"
@@ -102,29 +111,29 @@ def test_lost_tasks_are_sent_again_and_every_job_comes_back_once() -> None:
 
 def test_a_job_that_kills_every_worker_is_given_up() -> None:
     cluster = Unreliable(crashes=Counter({keys_of(Unreliable())["errand 2"]: 99}))
-    found = {job.key: result for job, result in run_on(cluster, told, JOBS, heard([]))}
+    found = {job.key: result for job, result in run_on_cluster(cluster, told, JOBS, heard([]))}
     lost = found.pop("errand 2")
-    assert isinstance(lost, Lost)
-    assert f"{ATTEMPTS} workers" in lost.why
-    assert "WorkerCrashedError" in lost.why
-    assert not any(isinstance(result, Lost) for result in found.values())
+    assert isinstance(lost, FailedJob)
+    assert f"{ATTEMPTS} workers" in lost.reason
+    assert "WorkerCrashedError" in lost.reason
+    assert not any(isinstance(result, FailedJob) for result in found.values())
 
 
 def test_no_result_is_a_result() -> None:
-    assert [result for _, result in run_on(Unreliable(), nothing, JOBS, heard([]))] == [None] * len(JOBS)
+    assert [result for _, result in run_on_cluster(Unreliable(), nothing, JOBS, heard([]))] == [None] * len(JOBS)
 
 
 def test_a_fault_is_not_tried_again() -> None:
     cluster = Unreliable(faulty=True)
-    ((_, lost),) = run_on(cluster, told, JOBS[:1], heard([]))
-    assert isinstance(lost, Lost)
-    assert "ValueError: a fault" in lost.why
+    ((_, lost),) = run_on_cluster(cluster, told, JOBS[:1], heard([]))
+    assert isinstance(lost, FailedJob)
+    assert "ValueError: a fault" in lost.reason
     assert len(cluster.given) == 1
 
 
 def test_what_runs_is_cancelled_when_nobody_waits() -> None:
     cluster = Unreliable()
-    run = run_on(cluster, told, JOBS, heard([]))
+    run = run_on_cluster(cluster, told, JOBS, heard([]))
     next(run)
     assert not cluster.forgotten, "the answer is kept until the caller has kept it"
     run.close()
@@ -141,25 +150,25 @@ def test_workers_are_told_our_variables_and_no_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv("FEDGLASS_TEST_OF_REMOTE", "calm")
     monkeypatch.setenv("SECRET_OF_THIS_MACHINE", "hush")
-    ((_, result),) = run_on(Curious(), told, JOBS[:1], heard([]))
+    ((_, result),) = run_on_cluster(Curious(), told, JOBS[:1], heard([]))
     assert result == ("errand 0", 1, "calm")
     assert b"hush" not in pickle.dumps(sent)
 
 
 def test_a_worker_of_another_version_or_without_the_code_is_refused() -> None:
     class Old(Unreliable):
-        def answer(self, handle: object) -> Answer:
+        def result(self, handle: object) -> TaskResult:
             task = self.tasks[handle][1]
-            return perform(replace(task, versions={**task.versions, "torch": "1.0"}))
+            return run_task(replace(task, versions={**task.versions, "torch": "1.0"}))
 
     class Bare(Unreliable):
-        def answer(self, handle: object) -> Answer:
-            return perform(replace(self.tasks[handle][1], job=b"cno_such_module\nwork\n."))
+        def result(self, handle: object) -> TaskResult:
+            return run_task(replace(self.tasks[handle][1], job=b"cno_such_module\nwork\n."))
 
     with pytest.raises(UsageError, match=r"a worker has .*torch .*this process .*torch 1\.0.*install there"):
-        list(run_on(Old(), told, JOBS, heard([])))
+        list(run_on_cluster(Old(), told, JOBS, heard([])))
     with pytest.raises(UsageError, match="No module named 'no_such_module'"):
-        list(run_on(Bare(), told, JOBS, heard([])))
+        list(run_on_cluster(Bare(), told, JOBS, heard([])))
 
 
 def test_a_cluster_is_asked_for_once_and_only_where_there_is_work() -> None:
@@ -169,11 +178,11 @@ def test_a_cluster_is_asked_for_once_and_only_where_there_is_work() -> None:
         asked.append(Unreliable())
         return nullcontext(asked[-1])
 
-    with connected(connect) as ready:
-        assert isinstance(ready, Kept)
+    with connected_executor(connect) as ready:
+        assert isinstance(ready, ClusterExecutor)
         assert list(ready.run(told, [], heard([]))) == []
-        with pytest.raises(UsageError, match="can not be sent"):
-            list(ready.run(told, [lambda: None], Watch(lambda job: None, lambda *way: None)))
+        with pytest.raises(UsageError, match="cannot be sent"):
+            list(ready.run(told, [lambda: None], Callbacks(lambda job: None, lambda *way: None)))
         assert not asked
         assert len(list(ready.run(told, JOBS, heard([])))) == len(list(ready.run(told, JOBS, heard([])))) == len(JOBS)
         assert ready.slots() == 2

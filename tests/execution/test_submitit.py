@@ -19,7 +19,7 @@ import pytest
 
 from fedglass.audit.audit import Job, run
 from fedglass.core.errors import UsageError
-from fedglass.execution.executor import InProcess, Lost, Watch
+from fedglass.execution.executor import Callbacks, FailedJob, InProcess
 from fedglass.execution.slurm import OnSlurm
 from fedglass.verdict.directory import RECORDS, RecordFile
 
@@ -113,8 +113,8 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path, fake_slurm: Path) -
     return OnSlurm(workers=2, folder=str(tmp_path / "jobs"), system=request.param)
 
 
-def quiet() -> Watch[Any]:
-    return Watch(lambda job: None, lambda job, done, total: None)
+def quiet() -> Callbacks[Any]:
+    return Callbacks(lambda job: None, lambda job, done, total: None)
 
 
 @needs_submitit
@@ -140,8 +140,8 @@ def test_a_killed_job_is_handed_in_again_and_a_fault_is_not(
     mark = str(tmp_path / "mark")
     assert dict(executor.run(office.deadly_once, [mark], quiet())) == {mark: "survived"}
     ((_, lost),) = executor.run(office.faulty, [1], quiet())
-    assert isinstance(lost, Lost)
-    assert "ValueError: a fault of this work" in lost.why
+    assert isinstance(lost, FailedJob)
+    assert "ValueError: a fault of this work" in lost.reason
 
 
 @needs_submitit
@@ -149,10 +149,10 @@ def test_a_job_that_a_killed_caller_left_is_taken_up(office: ModuleType, tmp_pat
     executor, place = OnSlurm(workers=2, folder=str(tmp_path / "jobs")), tmp_path / "errand"
     script = tmp_path / "caller.py"
     script.write_text(
-        "from fedglass.execution.executor import Watch\n"
+        "from fedglass.execution.executor import Callbacks\n"
         "from fedglass.execution.slurm import OnSlurm\n"
         "import slurm_office\n"
-        "watch = Watch(lambda job: None, lambda *way: None)\n"
+        "watch = Callbacks(lambda job: None, lambda *way: None)\n"
         f"list({executor!r}.run(slurm_office.slow, [{str(place)!r}], watch))\n"
     )
     caller = subprocess.Popen([sys.executable, str(script)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
-from fedglass.guard.watched import trained as seen_by_guard
+from fedglass.guard.observed_training import observed_training as seen_by_guard
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.passes import LOSSES
 from fedglass.recorders.read import model_facts, training_facts
@@ -403,7 +403,7 @@ def test_a_training_of_another_kind_goes_on_and_nothing_is_said_of_it(
 
     assert all(map(torch.equal, found, expected))
     if reader.fault:
-        with pytest.raises(UsageError, match="can not be played again"):
+        with pytest.raises(UsageError, match="cannot be replayed"):
             seen_by_guard(reader)
     else:
         assert training_facts(reader.steps).get("loss") != "cross_entropy"
@@ -458,4 +458,4 @@ def test_layers_that_are_unfrozen_on_the_way_are_said() -> None:
     found = heard(train)
 
     assert "untrained" not in found
-    assert found["x-reservations"] == ["Some steps trained other parameters than others did."]
+    assert found["x-reservations"] == ["Not all steps trained the same parameters."]

@@ -7,7 +7,7 @@ import torch
 
 from fedglass.core.errors import DataError
 from fedglass.core.types import Whitening
-from fedglass.recorders.client import distinct, measured_whitening, pixels_of
+from fedglass.recorders.client import measured_whitening, pixels_of, union_of_images
 
 
 def pictures(seed: int = 0) -> torch.Tensor:
@@ -55,14 +55,14 @@ def test_pictures_without_black_or_white_are_not_guessed() -> None:
 def test_a_wrong_normalisation_is_refused() -> None:
     inputs = Whitening((0.5,) * 3, (0.25,) * 3).whiten(pictures())
 
-    with pytest.raises(DataError, match="is no picture under the normalisation"):
+    with pytest.raises(DataError, match="are not pictures under the normalisation"):
         pixels_of("a", inputs, Whitening((0.5,) * 3, (0.5,) * 3))
 
 
 def test_of_two_rounds_each_example_is_kept_once() -> None:
     images = pictures()
 
-    union, rows = distinct(images[:3], images[[3, 1, 1]])
+    union, rows = union_of_images(images[:3], images[[3, 1, 1]])
 
     assert rows[:2] == [3, 1]
     assert torch.equal(union[rows], images[[3, 1, 1]])

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 import fedglass
 from fedglass.core.errors import UsageError
 from fedglass.federation.truth import Truths
-from fedglass.recorders.client import ClientRecorder, Told
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import findings_of
+from fedglass.recorders.client import ClientRecorder, UserFacts
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -73,7 +73,7 @@ def test_rounds_and_clients_are_written_as_they_happened(tmp_path: Path) -> None
         assert message.received is not None
         assert all(map(torch.equal, bundle.arrays(message.received).values(), sent.values()))
         assert message.sent is None  # all start from the same model
-    assert [finding.words for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+    assert [finding.text for index in bundle.rounds for finding in contradictions_of(bundle, index)] == []
 
 
 def test_how_it_trained_is_read(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_how_it_trained_is_read(tmp_path: Path) -> None:
 
     told = read_bundle(tmp_path / "bundle").facts_of("b", 1)
 
-    assert [best(told, name) for name in ("optimiser", "lr", "epochs", "batch_size")] == ["SGD", 0.1, 2, 4]
-    assert best(told, "batch_norm") == "batch"
+    assert [preferred(told, name) for name in ("optimiser", "lr", "epochs", "batch_size")] == ["SGD", 0.1, 2, 4]
+    assert preferred(told, "batch_norm") == "batch"
 
 
 def test_the_truth_is_kept_beside_it_where_asked_for(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def of_two_sizes(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [(by_bits, "labels of 'a'"), (by_hand, "labels of 'a'"), (of_two_sizes, "no images of one size")]
+    ("loss", "said"), [(by_bits, "labels of 'a'"), (by_hand, "labels of 'a'"), (of_two_sizes, "not images of one size")]
 )
 def test_examples_that_can_not_be_kept_do_not_end_a_training(
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor],
@@ -246,13 +246,13 @@ def test_a_training_that_nobody_could_see_is_said_not_to_be_seen(
     with fedglass.recording(tmp_path / "bundle", model, client="a", round=1):
         trains(model)
 
-    assert "seen no step" in caplog.text
+    assert "No torch optimizer step was observed" in caplog.text
     assert read_bundle(tmp_path / "bundle").rounds[1].messages[0].received is not None
 
 
 def test_of_a_round_that_is_run_again_nothing_is_left_of_the_first_time(tmp_path: Path) -> None:
     """A client's folder that an earlier run has written to: its one learning rate would stand beside many."""
-    recorder = ClientRecorder(tmp_path / "a", "a", told=Told(), truth=None)
+    recorder = ClientRecorder(tmp_path / "a", "a", declared=UserFacts(), truth=None)
     for decays in (False, True):
         model = network()
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -275,7 +275,7 @@ def test_another_network_that_is_trained_beside_it_is_none_of_it(tmp_path: Path)
 
     told = read_bundle(tmp_path / "bundle").facts_of("a", 1)
 
-    assert [best(told, name) for name in ("steps", "examples", "epochs")] == [4, 6, 2]
+    assert [preferred(told, name) for name in ("steps", "examples", "epochs")] == [4, 6, 2]
     assert "x-reservations" not in told
     own = Truths.load(tmp_path / "bundle-truth" / "a").examples["a"]
     assert sorted(own.images.sum((1, 2, 3)).tolist()) == sorted(IMAGES["a"].sum((1, 2, 3)).tolist())

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 from fedglass import recording
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.replay import ReplayOutcome, replay
+from fedglass.core.optimisers import AdamW
 from fedglass.core.types import Training, Whitening
+from fedglass.federation.truth import Examples
 from fedglass.recordings.reader import read_bundle
-from fedglass.recordings.transcript import Reading
-from fedglass.recordings.truth_files import truths_beside
+from fedglass.recordings.transcript import TranscriptReader
+from fedglass.recordings.truth_files import read_truths
 
 EXAMPLES = 10
 IMAGES = torch.rand(EXAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -29,6 +31,7 @@ OPTIMISERS: dict[str, Optimiser] = {
     "Nesterov and decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "Adam with decoupled decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
 }
 
 
@@ -66,13 +69,12 @@ def replayed(
     with recording(folder / "b", model, client="a", round=1, truth=True, whitening=((0.4,), (0.3,))):
         trained(make(model.parameters()), model, loss, clip)
     bundle = read_bundle(folder / "b")
-    past = Reading(bundle, network(), {}).round(1)
+    past = TranscriptReader(bundle, network(), {}).round(1)
     training, message = past.participants[0].training, past.messages[0]
     if training is None:
         return None, None
-    truths = truths_beside(folder / "b-truth", bundle.clients, 1)
-    own = truths.of("a", 0)
-    client = ClientClaim(training, own, order=truths.batches("a", 0))
+    truths = read_truths(folder / "b-truth", bundle.clients)
+    client = ClientClaim(training, truths.of("a", 1), order=truths.batches("a", 1))
     whitening = Whitening((0.4,), (0.3,))
     return training, replay(Claim(network(), past.before, past.buffers, message.update, whitening, (client,)))
 
@@ -86,6 +88,27 @@ def test_every_optimiser_and_mode_of_batch_normalisation(name: str, frozen: bool
     assert found is not None
     assert (training.epochs, training.batch_size) == (3, 4)
     assert found.residual < 1e-3
+
+
+def test_adam_with_decoupled_decay_is_adamw(tmp_path: Path) -> None:
+    """Five honest steps on a full batch: the replay differs from the message by rounding alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, decoupled_weight_decay=True)
+    with recording(tmp_path / "b", model, client="a", round=1):
+        for _ in range(5):
+            optimiser.zero_grad()
+            F.cross_entropy(model(IMAGES), LABELS).backward()  # type: ignore[no-untyped-call] # of torch
+            optimiser.step()
+
+    round_ = TranscriptReader(read_bundle(tmp_path / "b"), model, {}).round(1)
+    training = round_.participants[0].training
+    assert training == Training(0.01, 5, optimiser=AdamW(weight_decay=0.1), shuffle=False)
+    client = ClientClaim(training, Examples(IMAGES, LABELS))
+    plain = Whitening((0.0,), (1.0,))
+    repeated = replay(Claim(model, before, {}, round_.messages[0].update, plain, (client,)))
+    assert repeated.residual < 1e-5
 
 
 def test_clipped_gradients(tmp_path: Path) -> None:
@@ -123,5 +146,5 @@ def test_batches_of_odd_sizes_are_no_training_that_fedglass_has(tmp_path: Path) 
             F.cross_entropy(model(IMAGES[rows]), LABELS[rows]).backward()  # type: ignore[no-untyped-call] # of torch
             optimiser.step()
 
-    (person,) = Reading(read_bundle(tmp_path / "b"), network(), {}).round(1).participants
+    (person,) = TranscriptReader(read_bundle(tmp_path / "b"), network(), {}).round(1).participants
     assert (person.training, person.steps, person.lr) == (None, 3, 0.1)

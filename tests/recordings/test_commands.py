@@ -59,7 +59,7 @@ def test_what_a_recorder_says_of_a_training_is_shown_whole(fedglass: Run, bundle
 
 def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path) -> None:
     BundleWriter(bundle, resume=True).training("client 0", 1, {"lr": 3.0}, source="declared")
-    assert "lr is told differently: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout
+    assert "sources disagree on lr: 0.1 (read), 3.0 (declared)" in fedglass("record-info", bundle).stdout
 
 
 def test_a_bundle_is_audited_without_a_plan(
@@ -145,9 +145,9 @@ def _no_manifest(folder: Path) -> None:
     ("spoil", "match"),
     [
         (_newer, "has format 3, expected at most 2: a newer fedglass recorded it"),
-        (_half, "is missing: the bundle is not whole"),
+        (_half, "is missing: the bundle is incomplete"),
         (_no_manifest, "manifest.json is missing"),
-        (shutil.rmtree, "is no folder, expected that of a bundle"),
+        (shutil.rmtree, "is not a folder, expected that of a bundle"),
     ],
 )
 @pytest.mark.parametrize("command", ["record-info", "audit", "init"])
@@ -221,7 +221,7 @@ def test_a_network_of_something_else_than_images_is_named_as_such(
     shutil.rmtree(tmp_path / "b-truth")
     found = fedglass(*command, tmp_path / "b", *(("-o", tmp_path / "out") if command == ("audit",) else ()))
     said = " ".join((found.stdout + found.stderr).split())
-    assert "whose inputs have shape (12,), and fedglass attacks images" in said
+    assert "with inputs of shape (12,), and fedglass attacks images" in said
     assert "needed for every attack" not in said
 
 
@@ -231,8 +231,8 @@ def test_all_that_is_missing_is_named_at_once(fedglass: Run, tmp_path: Path) -> 
     found = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out")
     assert found.exit_code == 2
     said = " ".join(found.stderr.split())
-    assert "does not tell its shape, classes, expected in" in said
-    assert "put the clients' own recordings beside it with `fedglass join`" in said
+    assert "does not have its shape, classes, expected in" in said
+    assert "add the clients' own recordings with `fedglass join`" in said
 
 
 def test_a_truth_that_may_not_be_read_is_named(
@@ -249,7 +249,7 @@ def test_a_truth_that_may_not_be_read_is_named(
     monkeypatch.setattr(Path, "exists", closed)
     found = fedglass("audit", bundle, "-o", tmp_path / "out")
     assert found.exit_code == 2
-    assert "truth.json: Permission denied; only the client that kept it may" in found.stderr
+    assert "truth.json: Permission denied; only the client that wrote it may" in found.stderr
 
 
 def test_labels_of_other_classes_are_refused(fedglass: Run, bundle: Path, tmp_path: Path) -> None:
@@ -257,4 +257,4 @@ def test_labels_of_other_classes_are_refused(fedglass: Run, bundle: Path, tmp_pa
     BundleWriter(bundle, resume=True).truth("client 0", images, torch.tensor([9]))
     found = fedglass("audit", bundle, "-o", tmp_path / "out")
     assert found.exit_code == 2
-    assert "labels of 'client 0' that are none of the 4 classes" in found.stderr
+    assert "labels of 'client 0' outside the 4 classes" in found.stderr

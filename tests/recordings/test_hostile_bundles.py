@@ -15,7 +15,7 @@ import pytest
 
 from fedglass.core.errors import FedglassError
 from fedglass.recordings import read_bundle
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 
 from .mutations import DAMAGE, FORGERY, original
 
@@ -28,7 +28,7 @@ def outcome(folder: Path) -> str:
         bundle = read_bundle(folder)
     except FedglassError as error:
         return "refused" if "\n" not in str(error) and len(str(error)) < 1500 else f"refused at length: {error}"
-    return "found" if any(findings_of(bundle, index) for index in bundle.rounds) else "accepted"
+    return "found" if any(contradictions_of(bundle, index) for index in bundle.rounds) else "accepted"
 
 
 def test_the_original_is_accepted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 
 from .federations import Real
 from .test_readings import normalised
@@ -22,7 +22,7 @@ START = {"w": torch.zeros(40, 50), "b": torch.zeros(50), "scale": torch.tensor(1
 
 
 def words(folder: Path, index: int = 1) -> list[str]:
-    return [found.words for found in findings_of(read_bundle(folder), index)]
+    return [found.text for found in contradictions_of(read_bundle(folder), index)]
 
 
 def sent(folder: Path, change: Callable[[], State], defences: list[dict[str, Any]], **facts: Any) -> list[str]:
@@ -40,7 +40,7 @@ def small() -> State:
 def test_an_honest_federation_is_as_it_was_said(tmp_path: Path) -> None:
     Real(model=normalised, sizes=(2, 4), steps=2, rounds=3).record(tmp_path / "b")
     bundle = read_bundle(tmp_path / "b")
-    assert [found for index in bundle.rounds for found in findings_of(bundle, index)] == []
+    assert [found for index in bundle.rounds for found in contradictions_of(bundle, index)] == []
 
 
 def test_a_clipped_update_passes(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_what_two_sources_tell_differently_is_found(tmp_path: Path) -> None:
     writer.training("a", 1, {"lr": 0.1, "steps": 2}, source="declared")
     writer.training("a", 1, {"lr": 0.2, "steps": 2, "batch_sizes": [3]}, source="read")
     disputed, counted = words(tmp_path / "b")
-    assert disputed == "lr is told differently: 0.2 (read), 0.1 (declared)"
-    assert counted == "1 batch sizes are told, and 2 local step(s)"
+    assert disputed == "sources disagree on lr: 0.2 (read), 0.1 (declared)"
+    assert counted == "1 batch sizes are recorded, but 2 local step(s)"
 
 
 def test_more_examples_than_were_declared_may_be_the_same_ones_changed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_more_examples_than_were_declared_may_be_the_same_ones_changed(tmp_path:
     for read, declared in ((8, 4), (4, 8)):
         writer.training("client 0", 1, {"examples": read}, source="read")
         writer.training("client 0", 1, {"examples": declared}, source="declared")
-        assert ("changed anew" in " ".join(words(tmp_path / "b"))) == (read > declared)
+        assert ("augmented example" in " ".join(words(tmp_path / "b"))) == (read > declared)
 
 
 def test_the_counter_contradicts_declared_steps_and_mode(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_the_counter_contradicts_declared_steps_and_mode(tmp_path: Path) -> None
     writer = BundleWriter(tmp_path / "b", resume=True)
     writer.training("client 0", 1, {"batch_norm": "frozen", "steps": 5}, source="declared")
     found = words(tmp_path / "b")
-    assert 'batch_norm is told differently: "batch" (measured), "frozen" (declared)' in " ".join(found)
-    assert any(said.startswith("steps is told differently") for said in found)
+    assert 'sources disagree on batch_norm: "batch" (measured), "frozen" (declared)' in " ".join(found)
+    assert any(said.startswith("sources disagree on steps") for said in found)
 
 
 def test_counters_are_counted_from_what_the_client_loads(tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ def test_counters_are_counted_from_what_the_client_loads(tmp_path: Path) -> None
     writer.round(1).aggregated({name: torch.tensor(10.5, dtype=torch.float64)})
     assert words(tmp_path / "b") == []
     BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"steps": 3}, source="declared")
-    assert words(tmp_path / "b") == ["steps is told differently: 2 (read), 2 (measured), 3 (declared)"]
+    assert words(tmp_path / "b") == ["sources disagree on steps: 2 (read), 2 (measured), 3 (declared)"]
 
 
 def test_running_statistics_outside_the_clipping_are_named_aside(tmp_path: Path) -> None:
     Real(model=normalised, steps=3, sizes=(2, 4), lr=1e-4).record(tmp_path / "b", defences=CLIPPED)
-    found = findings_of(read_bundle(tmp_path / "b"), 1)
-    assert all(each.aside for each in found)
-    assert "norm.num_batches_tracked" in found[0].words
+    found = contradictions_of(read_bundle(tmp_path / "b"), 1)
+    assert all(each.statistics_only for each in found)
+    assert "norm.num_batches_tracked" in found[0].text
 
 
 def test_a_mean_that_is_none_is_found(tmp_path: Path) -> None:

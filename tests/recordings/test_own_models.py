@@ -19,9 +19,9 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.views import AggregateView, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
-from fedglass.plan.selection import chosen
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.selection import select_messages
 from fedglass.verdict.records import Record
 
 from .federations import CLASSES, SHAPE, TERMS, Real, State, examples, mean
@@ -102,7 +102,7 @@ def test_its_running_statistics_are_its_own_too(tmp_path: Path) -> None:
 def test_the_start_is_a_part_of_the_identity(tmp_path: Path) -> None:
     personalised(tmp_path / "b", form="update")
     (source,) = sources(job(tmp_path, 'whose = ["client 1"]'))
-    (message,) = source.transcript.rounds[0].messages
+    (message,) = source.transcript.rounds[1].messages
     assert message.start is not None
     before = source.identity()
     next(iter(message.start.before.values())).add_(1)
@@ -120,10 +120,10 @@ def test_the_report_says_whose_model_was_its_own(tmp_path: Path) -> None:
 def test_whose_start_it_is_is_a_part_of_the_identity_too(tmp_path: Path) -> None:
     personalised(tmp_path / "b", form="update")
     (source,) = sources(job(tmp_path))
-    past = source.transcript.rounds[0]
+    past = source.transcript.rounds[1]
     one, other = past.messages
     swapped = replace(past, messages=(replace(one, start=other.start), replace(other, start=None)))
-    again = replace(source, transcript=replace(source.transcript, rounds={0: swapped}))
+    again = replace(source, transcript=replace(source.transcript, rounds={1: swapped}))
     assert again.identity() != source.identity()
 
 
@@ -142,33 +142,33 @@ def test_an_aggregate_of_them_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_an_aggregate_without_them_is_looked_at(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     BundleWriter(tmp_path / "b", resume=True).round(1).facts({"kept": ["client 0"]})
-    assert chosen(read_bundle(tmp_path / "b"), "aggregate").rounds == (1,)
+    assert select_messages(read_bundle(tmp_path / "b"), "aggregate").rounds == (1,)
 
 
 def test_no_other_view_combines_them(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     (source,) = sources(job(tmp_path, 'truth = "b-truth"'))
-    for view in (AggregateView(0), PeerView(0, 0), PeerView(1, 0)):
-        with pytest.raises(UsageError, match="'client 1' was sent a model of its own in round 0"):
+    for view in (AggregateView(1), PeerView(0, 1), PeerView(1, 1)):
+        with pytest.raises(UsageError, match="'client 1' was sent a model of its own in round 1"):
             view.see(source.transcript, source.knows, source.truths)
-    ServerView(0, 0).see(source.transcript, source.knows, source.truths)
+    ServerView(0, 1).see(source.transcript, source.knows, source.truths)
 
 
 def test_a_saved_transcript_has_no_place_for_it(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     (source,) = sources(job(tmp_path))
-    with pytest.raises(UsageError, match="'client 1' was sent one of its own in round 0: keep the bundle"):
+    with pytest.raises(UsageError, match="'client 1' was sent one of its own in round 1: keep the bundle"):
         source.transcript.save(tmp_path / "saved")
 
 
 def test_a_mean_of_states_is_a_mean_wherever_they_began(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
-    assert findings_of(read_bundle(tmp_path / "b"), 1) == []
+    assert contradictions_of(read_bundle(tmp_path / "b"), 1) == []
     personalised(tmp_path / "c", defences=[])
     writer = BundleWriter(tmp_path / "c", resume=True)
     writer.training("client 0", 1, {"weight": 5.0}, source="read")
-    (found,) = findings_of(read_bundle(tmp_path / "c"), 1)
-    assert "the aggregate is not the mean" in found.words
+    (found,) = contradictions_of(read_bundle(tmp_path / "c"), 1)
+    assert "the aggregate is not the mean" in found.text
 
 
 def test_a_client_of_whom_nobody_knows_what_it_was_sent_is_left_out(tmp_path: Path) -> None:
@@ -176,6 +176,6 @@ def test_a_client_of_whom_nobody_knows_what_it_was_sent_is_left_out(tmp_path: Pa
     turn.sent(wide(1), client="a")
     for name in "ab":
         turn.received(name, wide(2), examples=1)
-    choice = chosen(read_bundle(tmp_path / "b"), None)
-    assert choice.whose(1) == ("a",)
-    assert choice.left == ("b in round 1: the model that it was sent was not recorded",)
+    selection = select_messages(read_bundle(tmp_path / "b"), None)
+    assert selection.clients_with_updates(1) == ("a",)
+    assert selection.skipped == ("b in round 1: the model that it was sent was not recorded",)

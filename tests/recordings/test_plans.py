@@ -22,9 +22,9 @@ from fedglass.models.catalogue import build
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
-from fedglass.plan.selection import chosen
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
+from fedglass.recordings.selection import select_messages
 from fedglass.verdict.doubts import Kind
 
 from .federations import CLASSES, SHAPE, TERMS, Real, State, examples
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_first_and_the_last_round_are_looked_at(folder: Path) -> None:
     (source,) = sources(job(folder))
-    expected = [ServerView(client, index) for index in (0, 2) for client in (0, 1)]
+    expected = [ServerView(client, index) for index in (1, 3) for client in (0, 1)]
     assert list(source.views) == expected
     assert source.infos()[-1].text == "b: the server sees the update of client 1 in round 3"
 
@@ -87,7 +87,7 @@ def in_turn(folder: Path, present: dict[int, tuple[str, ...]], unsent: tuple[int
 def test_nobody_is_passed_over_who_took_part_in_other_rounds(tmp_path: Path) -> None:
     in_turn(tmp_path, {1: ("a",), 2: ("a", "b"), 3: ("b",), 4: ("c", "b"), 5: ("a",)})
     (source,) = sources(job(tmp_path))
-    assert [view.rounds()[-1] + 1 for view in source.views] == [1, 2, 2, 4, 4, 5]
+    assert [view.rounds()[-1] for view in source.views] == [1, 2, 2, 4, 4, 5]
     assert source.overlooked == ()
 
 
@@ -159,9 +159,9 @@ def test_an_aggregate_of_nobody_knows_whom_is_not_scored_by_somebody_s_truth(tmp
 
 def test_rounds_and_clients_can_be_chosen(folder: Path) -> None:
     (source,) = sources(job(folder, 'rounds = [2]\nwhose = ["client 1"]'))
-    assert source.views == (ServerView(1, 1),)
+    assert source.views == (ServerView(1, 2),)
     (source,) = sources(job(folder, 'rounds = "all"', 'view = "aggregate"'))
-    assert source.views == (AggregateView(0), AggregateView(1), AggregateView(2))
+    assert source.views == (AggregateView(1), AggregateView(2), AggregateView(3))
 
 
 def test_a_message_is_what_its_client_trained(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_behind_a_defence_what_stays_may_have_been_cut_out(tmp_path: Path) -> No
 def test_clients_without_a_truth_are_attacked_and_not_scored(folder: Path) -> None:
     keys = 'truth = "b-truth/client-00000"\nrounds = [1]'
     scored, other = sources(job(folder, keys))
-    assert (scored.views, other.views) == ((ServerView(0, 0),), (ServerView(1, 0),))
+    assert (scored.views, other.views) == ((ServerView(0, 1),), (ServerView(1, 1),))
     assert other.truths is None
 
 
@@ -251,7 +251,7 @@ def test_the_recorded_order_of_batches_is_replayed(tmp_path: Path) -> None:
 
 def test_the_plan_s_word_counts_more_than_the_bundle_s(folder: Path) -> None:
     (source,) = sources(job(folder, 'training = { lr = 0.5, epochs = 2 }\ndefended = { name = "clip", norm = 1.0 }'))
-    past = source.transcript.rounds[0]
+    past = source.transcript.rounds[1]
     assert {person.training for person in past.participants} == {Training(lr=0.5, epochs=2)}
     assert source.transcript.terms.defences is not None
     assert "Clip" in source.transcript.terms.defences["client 0"][0]
@@ -261,7 +261,7 @@ def test_doubts_reach_the_verdict(folder: Path) -> None:
     writer = BundleWriter(folder / "b", resume=True)
     writer.training("client 0", 1, {"lr": 0.7}, source="declared")
     found = {view.client: details(target, Kind.NOT_AS_DECLARED) for view, target in _pairs(job(folder, "rounds = [1]"))}
-    assert found[0] == {"found": "lr is told differently: 0.1 (read), 0.7 (declared)"}
+    assert found[0] == {"found": "sources disagree on lr: 0.1 (read), 0.7 (declared)"}
     assert found[1] == {}
 
 
@@ -273,9 +273,9 @@ def _pairs(job: Job) -> list[tuple[Any, Target]]:
 def test_an_aggregate_alone_is_attacked_as_one(tmp_path: Path) -> None:
     Real(sizes=(1, 2)).record(tmp_path / "b", sees="aggregate")
     (source,) = sources(job(tmp_path))
-    assert source.views == (AggregateView(0), AggregateView(1))
+    assert source.views == (AggregateView(1), AggregateView(2))
     assert source.rehearse()
-    assert chosen(read_bundle(tmp_path / "b"), None).view == "aggregate"
+    assert select_messages(read_bundle(tmp_path / "b"), None).view == "aggregate"
 
 
 def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_an_aggregate_of_nobody_knows_whom(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 6"))
-    assert source.views == (AggregateView(0),)
+    assert source.views == (AggregateView(1),)
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 6
 
@@ -300,7 +300,7 @@ def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path)
     with pytest.raises(UsageError, match=r"number of examples behind the message.*give recording\.examples"):
         job(tmp_path)
     (source,) = sources(job(tmp_path, "examples = 3"))
-    assert source.infos()[0].text.endswith("client 0 in round 1")
+    assert source.infos()[0].text.endswith("the update of a in round 0")
     (seen,) = source.rehearse()
     assert seen.observation.knows.examples == 3
 
@@ -333,14 +333,14 @@ def test_defences_that_a_bundle_names_are_words_unless_they_are_built_in(tmp_pat
 @pytest.mark.parametrize(
     ("facts", "keys", "match"),
     [
-        ({"shape": None}, "", r"does not tell its shape.*fedglass init --from"),
-        ({"whitening": None}, "", "does not tell its whitening"),
+        ({"shape": None}, "", r"does not have its shape.*fedglass init --from"),
+        ({"whitening": None}, "", "does not have its whitening"),
         ({"model": None}, "", r"does not name its model.*--model"),
         ({}, 'model = "resnet18"', "was not recorded from this model"),
         ({}, f"classes = {CLASSES + 1}", "was not recorded from this model"),
         ({}, "rounds = [9]", "expected rounds of"),
         ({}, 'whose = ["nobody"]', "names 'nobody', expected clients"),
-        ({}, 'truth = "nowhere"', "is no folder, expected one of truths"),
+        ({}, 'truth = "nowhere"', "is not a folder, expected one of truths"),
         ({}, 'bundel = "b"', "did you mean 'bundle'"),
     ],
 )
@@ -357,7 +357,7 @@ def test_a_fact_that_is_missing_is_taken_from_the_plan(tmp_path: Path) -> None:
     Real().record(tmp_path / "b", whitening=None, shape=None)
     keys = f"shape = {list(SHAPE)}\nwhitening = {{ mean = [0.5], std = [0.3] }}"
     assert job(tmp_path, keys).cases
-    assert best(read_bundle(tmp_path / "b").facts, "shape") is None
+    assert preferred(read_bundle(tmp_path / "b").facts, "shape") is None
 
 
 @pytest.mark.parametrize(("steps", "told"), [(1, True), (None, False)])
@@ -384,7 +384,7 @@ def test_keys_of_a_simulation_are_refused_beside_a_bundle(folder: Path) -> None:
 
 def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path) -> None:
     writer = Real(sizes=(1, 2), rounds=1).record(tmp_path / "b")
-    writer.round(1).unseen("client 2", "its reply is no model")
+    writer.round(1).not_recorded("client 2", "its reply is no model")
     for keys in ("", 'rounds = "all"', "rounds = [1]"):
         (source,) = sources(job(tmp_path, keys))
         assert source.overlooked == ("client 2",), keys
@@ -531,9 +531,9 @@ def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
     """Its bundle is whole by itself, and nobody sees what it lacks."""
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
     assert sources(job(tmp_path))[0].overlooked == ()
-    writer.lost()
+    writer.mark_incomplete()
     for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
-        assert sources(job(tmp_path, keys))[0].overlooked == ("somebody whom the recorder lost",)
+        assert sources(job(tmp_path, keys))[0].overlooked == ("an unidentified client (recording incomplete)",)
 
 
 def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_path: Path) -> None:
@@ -559,3 +559,23 @@ def test_clients_that_have_the_same_picture_tell_of_the_same_data(tmp_path: Path
     writer.truth("b", *examples(1, 1))
     found = targets(job(tmp_path, 'truth = "b-truth"\nrounds = "all"'))
     assert [(*target.contributors, target.further) for target in found] == [("a", 1), ("b", 0), ("c", 1)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rounds_and_clients_keep_the_numbers_and_names_of_the_federation(first: int, tmp_path: Path) -> None:
+    """NVFlare counts from 0 and Flower from 1; the seeds of cases do not depend on it."""
+    Real(sizes=(1, 2), rounds=2, first=first).record(tmp_path / "b")
+    made = job(tmp_path, 'truth = "b-truth"')
+    (source,) = sources(made)
+    assert list(source.transcript.rounds) == [first, first + 1]
+    assert [info.round for info in source.infos()] == [first, first, first + 1, first + 1]
+    assert source.infos()[1].text == f"b: the server sees the update of client 1 in round {first}"
+    assert source.infos()[1].name == "b: server, client 1"
+    assert [info.spec for info in source.infos()][:3] == [
+        "ServerView(client=0, round=0)",
+        "ServerView(client=1, round=0)",
+        "ServerView(client=0, round=1)",
+    ]
+    together = job(tmp_path, 'truth = "b-truth"', "together = true").sources[0].infos()[0]
+    assert together.spec.startswith("Together(views=(ServerView(client=0, round=0), ServerView(client=0, round=1)")
+    assert f"rounds {first}, {first + 1} together" in together.text

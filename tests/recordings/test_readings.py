@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import UpdateError
-from fedglass.core.optimisers import SGD, Adam
+from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Round
 from fedglass.models.catalogue import build
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.transcript import Reading, training_of
+from fedglass.recordings.training_facts import training_of
+from fedglass.recordings.transcript import TranscriptReader
 
 from .federations import CLASSES, SHAPE, Arrays, Real, State
 
@@ -43,7 +44,7 @@ def normalised() -> nn.Module:
 
 def first_round(folder: Path, real: Real, model: nn.Module) -> Round:
     real.record(folder)
-    return Reading(read_bundle(folder), model, {}).round(1)
+    return TranscriptReader(read_bundle(folder), model, {}).round(1)
 
 
 SENDERS: dict[str, Callable[[State], Arrays]] = {
@@ -88,25 +89,25 @@ def test_another_model_is_refused_in_a_sentence(
 ) -> None:
     Real(sends=sends).record(tmp_path / "b")
     with pytest.raises(UpdateError, match="was not recorded from this model"):
-        Reading(read_bundle(tmp_path / "b"), model(), {}).round(1)
+        TranscriptReader(read_bundle(tmp_path / "b"), model(), {}).round(1)
 
 
 def test_half_a_state_is_refused(tmp_path: Path) -> None:
     BundleWriter(tmp_path / "b").round(0).sent({"weight": torch.zeros(3, 3)})
     with pytest.raises(UpdateError, match=r"lacks the model's parameter 'bias'"):
-        Reading(read_bundle(tmp_path / "b"), nn.Linear(3, 3), {}).round(0)
+        TranscriptReader(read_bundle(tmp_path / "b"), nn.Linear(3, 3), {}).round(0)
 
 
 def test_the_counter_tells_steps_and_mode(tmp_path: Path) -> None:
     """FedAvg's mean of whole numbers is a float: from the second round on too."""
     real = Real(model=normalised, steps=3, sizes=(2, 4))
     writer = real.record(tmp_path / "b")
-    reading = Reading(read_bundle(tmp_path / "b"), normalised(), {})
+    reading = TranscriptReader(read_bundle(tmp_path / "b"), normalised(), {})
     for index in (1, 2):
         people = reading.round(index).participants
         expected = Training(lr=0.1, epochs=3, batch_norm=BatchNorm.BATCH)
         assert [person.training for person in people] == [expected, expected]
-    assert writer.round(2).told.index == 2
+    assert writer.round(2).state.index == 2
 
 
 def test_numbers_of_examples_that_are_not_known_are_not_known(tmp_path: Path) -> None:
@@ -117,11 +118,12 @@ def test_numbers_of_examples_that_are_not_known_are_not_known(tmp_path: Path) ->
     writer.round(0).received("b", state, examples="unknown")
     writer.round(0).received("c", state)
     bundle = read_bundle(tmp_path / "b")
-    people = Reading(bundle, nn.Linear(2, 2), {"c": 7}).round(0).participants
+    people = TranscriptReader(bundle, nn.Linear(2, 2), {"c": 7}).round(0).participants
     assert [(person.examples, person.counted) for person in people] == [(4, False), (1, False), (7, True)]
 
 
 READ = {"optimiser": "SGD", "lr": 0.1}
+ADAM = {"optimiser": "Adam", "lr": 0.1, "steps": 1, "batch_sizes": [5]}
 CASES: dict[str, tuple[dict[str, Any], int | None, Training | None]] = {
     "one batch": ({**READ, "steps": 1, "batch_sizes": [5]}, 5, Training(lr=0.1)),
     "epochs": (
@@ -149,6 +151,22 @@ CASES: dict[str, tuple[dict[str, Any], int | None, Training | None]] = {
         5,
         None,
     ),
+    "decoupled decay": (
+        {**ADAM, "options": {"weight_decay": 0.1, "decoupled_weight_decay": True}},
+        5,
+        Training(lr=0.1, optimiser=AdamW(weight_decay=0.1)),
+    ),
+    "decoupled decay that is not named": (
+        {**ADAM, "options": {"decoupled_weight_decay": True}},
+        5,
+        Training(lr=0.1, optimiser=AdamW(weight_decay=0.0)),
+    ),
+    "what a scheduler notes": (
+        {**ADAM, "options": {"initial_lr": 0.1}},
+        5,
+        Training(lr=0.1, optimiser=Adam()),
+    ),
+    "an unknown option": ({**ADAM, "options": {"momentun": 0.1}}, 5, None),
     "no rate": ({"optimiser": "SGD", "steps": 1, "batch_sizes": [5]}, 5, None),
     "no batches": ({**READ, "steps": 3}, 5, None),
 }

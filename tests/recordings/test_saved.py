@@ -18,7 +18,7 @@ from fedglass.defend.noise import Clip
 from fedglass.federation.federation import Federation
 from fedglass.models.fixed import with_fixed
 from fedglass.recordings.join import bundle_of_saved, is_saved
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 
 from .test_plans import job, sources, targets
 
@@ -46,7 +46,7 @@ def test_its_messages_are_those_of_the_transcript(federation: Federation, saved:
     assert is_saved(saved)
     bundle = bundle_of_saved(saved, tmp_path / "b")
     assert not is_saved(tmp_path / "b")
-    assert [finding for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+    assert [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)] == []
     (source,) = sources(job(tmp_path, KEYS))
     for index, past in federation.run(2).rounds.items():
         found = source.transcript.rounds[index]

@@ -21,7 +21,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import FURTHER
+from fedglass.recordings.format import EXTRA_ARRAYS
 from fedglass.verdict.doubts import Kind, doubt
 
 from .federations import Real, State, examples
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rounds_of(client: int) -> Together:
-    return Together(tuple(ServerView(client, index) for index in range(3)))
+    return Together(tuple(ServerView(client, index) for index in (1, 2, 3)))
 
 
 def test_all_rounds_of_a_client_are_one_message(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_all_rounds_of_a_client_are_one_message(folder: Path) -> None:
 
 def test_rounds_can_be_attacked_one_by_one_and_together(folder: Path) -> None:
     found = job(folder, '"also"', adversary='view = "aggregate"')
-    alone = tuple(AggregateView(index) for index in range(3))
+    alone = tuple(AggregateView(index) for index in (1, 2, 3))
     assert source(found).views == (*alone, Together(alone))
     # What the others tell is looked at in the last one.
     assert [target.further for target in targets(found)] == [0, 0, 0, 0]
@@ -78,7 +78,7 @@ def test_rounds_that_nothing_attacks_are_told(folder: Path) -> None:
 
 def test_a_client_of_one_round_is_looked_at_alone(tmp_path: Path) -> None:
     Real(sizes=(1,), rounds=1).record(tmp_path / "b")
-    assert source(job(tmp_path, '"also"')).views == (ServerView(0, 0),)
+    assert source(job(tmp_path, '"also"')).views == (ServerView(0, 1),)
     with pytest.raises(UsageError, match="at least two"):
         job(tmp_path, "true")
 
@@ -113,7 +113,7 @@ def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
 def test_what_nobody_reads_in_a_later_round_is_told(folder: Path) -> None:
     """A control variate that only the last message brings may hold the examples as well."""
     writer = BundleWriter(folder / "b", resume=True)
-    writer.training("client 0", 3, {FURTHER: {"control": [1, 5, 5]}}, source="read")
+    writer.training("client 0", 3, {EXTRA_ARRAYS: {"control": [1, 5, 5]}}, source="read")
     first, second = targets(job(folder, "true"))
     first_payload, second_payload = ([d for d in t.doubts if d.kind is Kind.EXTRA_PAYLOAD] for t in (first, second))
     assert first_payload == [doubt(Kind.EXTRA_PAYLOAD, names=["control"])]

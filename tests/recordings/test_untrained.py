@@ -23,8 +23,8 @@ from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recorders.plain import recording
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.observed import findings_of
-from fedglass.recordings.transcript import Reading
+from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.transcript import TranscriptReader
 
 from .federations import CLASSES, SHAPE, TERMS, State, examples
 
@@ -102,9 +102,9 @@ def test_what_never_travels_is_named_by_the_plan(tmp_path: Path) -> None:
     ):
         looked_at(tmp_path)
     save_file({name: state[name] for name in STEM}, tmp_path / "stem.safetensors")
-    assert draft(tmp_path / "b").chosen is None
+    assert draft(tmp_path / "b").selection is None
     made = draft(tmp_path / "b", weights=tmp_path / "stem.safetensors")
-    assert made.chosen is not None
+    assert made.selection is not None
     assert "\nweights = " in made.text
     _, target = looked_at(tmp_path, 'weights = "stem.safetensors"')
     assert torch.equal(target.observation.buffers["body.0.weight"], state["body.0.weight"])
@@ -134,7 +134,7 @@ def test_the_recorder_tells_what_is_not_trained(tmp_path: Path) -> None:
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert findings_of(bundle, 1) == []
+    assert contradictions_of(bundle, 1) == []
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -150,7 +150,7 @@ def test_the_recorder_tells_them_by_the_networks_own_names(tmp_path: Path, wrapp
         optimiser.step()
     bundle = read_bundle(tmp_path / "b")
     assert bundle.facts_of("a", 1)["untrained"] == {"read": list(STEM)}
-    assert Reading(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
+    assert TranscriptReader(bundle, pretrained(), {}).round(1).participants[0].untrained == STEM
 
 
 def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_what_is_not_trained_and_moves_is_said(tmp_path: Path) -> None:
     after["body.0.bias"] = after["body.0.bias"] + 1
     written(tmp_path, dict(model.state_dict()), after)
     BundleWriter(tmp_path / "b", resume=True).training("a", 1, {"untrained": list(STEM)}, source="read")
-    words = [found.words for found in findings_of(read_bundle(tmp_path / "b"), 1)]
-    assert words == ["body.0.bias moved, although it is told that this is not trained"]
+    words = [found.text for found in contradictions_of(read_bundle(tmp_path / "b"), 1)]
+    assert words == ["body.0.bias changed although declared as frozen"]
     _, target = looked_at(tmp_path)
     assert "body.0.bias" in target.observation.before
     assert not explained(target)

@@ -16,6 +16,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.federation.truth import Truths
 from fedglass.recordings import BundleWriter, read_bundle
+from fedglass.recordings.format import FactSheet, large_metrics
 from fedglass.recordings.join import join
 from fedglass.recordings.reader import files_of
 
@@ -84,11 +85,11 @@ def test_a_crash_leaves_the_bundle_as_it_was(tmp_path: Path, monkeypatch: pytest
     """After any number of files that were written, the next one never arrives."""
     writes = []
 
-    def put(path: Path, content: bytes, private: bool) -> None:
+    def put(path: Path, content: bytes) -> None:
         if len(writes) == last:
             raise Crash
         writes.append(path)
-        write_atomic(path, content, private)
+        write_atomic(path, content)
 
     monkeypatch.setattr("fedglass.recordings.writer.write_atomic", put)
     with pytest.raises(Crash):
@@ -238,7 +239,7 @@ def test_what_can_not_be_joined_leaves_no_part_of_it_behind(server: Path, tmp_pa
 
 def test_recorders_that_tell_different_facts_are_not_joined(server: Path, tmp_path: Path) -> None:
     BundleWriter(tmp_path / "client").training("node 7", 1, {"examples": 5}, source="read")
-    with pytest.raises(DataError, match=r"tell 'examples' differently \(read\): 4 and 5"):
+    with pytest.raises(DataError, match=r"disagree on 'examples' \(read\): 4 and 5"):
         join(tmp_path / "all", [server, tmp_path / "client"])
 
 
@@ -255,3 +256,14 @@ def test_what_may_not_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write to"):
         BundleWriter(tmp_path / "file" / "b")
+
+
+@pytest.mark.parametrize(
+    "sizes", [None, [], {}, {"picture": 3}, {"picture": [64]}, {"picture": ["64", "0"]}, {"another": [0, 0]}]
+)
+def test_sizes_of_metrics_are_read_off_the_words_of_earlier_versions(sizes: object) -> None:
+    """Files without sizes, or with something else in their place, have arrays and bytes as words."""
+    metrics = {"picture": "(64 numbers)", "raw": "(2 bytes)", "few": "(3 numbers)", "note": "64 numbers"}
+    facts: FactSheet = {"metrics": {"read": metrics}, "x-metric-sizes": {"read": sizes}}
+    assert large_metrics(facts) == ["picture", "raw"]
+    assert large_metrics({"metrics": {"read": metrics}}) == ["picture", "raw"]

@@ -12,13 +12,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedglass.core.errors import AuditError, DataError, UsageError
+from fedglass.core.resumable import STATE
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.models.weights import load_weights
-from fedglass.train.classifiers import BEST, STATE, AccuracyCourse, Start, State, percentage, train_to
+from fedglass.train.classifiers import (
+    BEST,
+    ClassifierOptions,
+    ClassifierStart,
+    ClassifierTraining,
+    percentage,
+    train_to,
+)
 
-COURSE = AccuracyCourse(lr=0.1, batch_size=8, every=2, mirror=True)
+COURSE = ClassifierOptions(lr=0.1, batch_size=8, every=2, mirror=True)
 
 
 class Heard:
@@ -27,7 +35,7 @@ class Heard:
     def __init__(self, stop: int | None = None) -> None:
         self.stop, self.tests, self.saved = stop, list[tuple[int, float]](), list[str]()
 
-    def moved(self, step: int, steps: int, loss: float) -> None:
+    def moved(self, step: int, share: float, loss: float) -> None:
         if step == self.stop:
             raise KeyboardInterrupt
 
@@ -63,10 +71,10 @@ def train(
     heard: Heard | None = None,
     targets: Sequence[float] = (100.0,),
     epochs: int = 2,
-    course: AccuracyCourse = COURSE,
+    course: ClassifierOptions = COURSE,
     data: Dataset | None = None,
-) -> tuple[nn.Module, State]:
-    start = Start(data or TRAIN, TEST, fresh(), "")
+) -> tuple[nn.Module, ClassifierTraining]:
+    start = ClassifierStart(data or TRAIN, TEST, fresh(), "")
     return start.model, train_to(targets, start, course, epochs, directory, heard or Heard())
 
 
@@ -92,20 +100,20 @@ def test_checkpoints_are_what_reached_the_accuracy_first(tmp_path: Path) -> None
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_training_that_was_stopped_continues_as_if_it_had_not_been(tmp_path: Path, stop: int) -> None:
     whole, state = train(
-        tmp_path / "whole", targets=(100.0,), epochs=2, course=AccuracyCourse(0.001, batch_size=8, every=2)
+        tmp_path / "whole", targets=(100.0,), epochs=2, course=ClassifierOptions(0.001, batch_size=8, every=2)
     )
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "parts", Heard(stop), course=AccuracyCourse(0.001, batch_size=8, every=2))
-    parts, again = train(tmp_path / "parts", course=AccuracyCourse(0.001, batch_size=8, every=2))
+        train(tmp_path / "parts", Heard(stop), course=ClassifierOptions(0.001, batch_size=8, every=2))
+    parts, again = train(tmp_path / "parts", course=ClassifierOptions(0.001, batch_size=8, every=2))
     assert again.step == state.step == 10
     for name, tensor in tensors(whole).items():
         assert torch.equal(tensor, tensors(parts)[name]), name
-    (ours,), (theirs,) = state.optimiser.slots, again.optimiser.slots
+    (ours,), (theirs,) = state.optimiser_state.slots, again.optimiser_state.slots
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
-    course = AccuracyCourse(lr=0.03, momentum=0.8, weight_decay=0.01, batch_size=8, every=100)
+    course = ClassifierOptions(lr=0.03, momentum=0.8, weight_decay=0.01, batch_size=8, every=100)
     model, _ = train(tmp_path, epochs=1, course=course)
     other = fresh()
     for layer in other.modules():
@@ -122,13 +130,13 @@ def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
 
 
 def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
-    start, before = Start(TRAIN, TEST, fresh(), ""), torch.get_rng_state()
+    start, before = ClassifierStart(TRAIN, TEST, fresh(), ""), torch.get_rng_state()
     train_to((100.0,), start, COURSE, 2, tmp_path, Heard())
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_what_is_done_is_not_done_again_and_more_epochs_continue(tmp_path: Path) -> None:
-    slow = AccuracyCourse(1e-6, batch_size=8, every=2)
+    slow = ClassifierOptions(1e-6, batch_size=8, every=2)
     _, state = train(tmp_path, epochs=1, course=slow)
     assert state.step == 5
     heard = Heard()
@@ -151,7 +159,7 @@ def test_another_training_and_passed_accuracies_are_refused(tmp_path: Path) -> N
     train(tmp_path, targets=(60.0,), epochs=20)
     with pytest.raises(UsageError, match="holds another training"):
         train(tmp_path, data=sides(40, "other"))
-    with pytest.raises(UsageError, match=r"5 % can not be saved any more"):
+    with pytest.raises(UsageError, match=r"5 % cannot be saved any more"):
         train(tmp_path, targets=(5.0, 60.0))
 
 
@@ -160,7 +168,7 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
     path = tmp_path / STATE
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    with pytest.raises(DataError, match="damaged, delete it to begin anew"):
+    with pytest.raises(DataError, match="damaged, delete it to start over"):
         train(tmp_path)
     with safe_open(str(_written(path, whole)), framework="pt") as file:
         facts = file.metadata()
@@ -177,7 +185,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 def test_divergence_is_said(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match=r"diverged .* lower --lr"):
-        train(tmp_path, epochs=60, course=AccuracyCourse(lr=1e20, batch_size=8))
+        train(tmp_path, epochs=60, course=ClassifierOptions(lr=1e20, batch_size=8))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +194,7 @@ def test_divergence_is_said(tmp_path: Path) -> None:
 )
 def test_bad_courses_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match="must be"):
-        AccuracyCourse(**{field: value})  # type: ignore[arg-type]
+        ClassifierOptions(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("targets", [(), (0.0,), (101.0,)])

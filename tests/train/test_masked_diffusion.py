@@ -15,8 +15,8 @@ from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import ClassModel
 from fedglass.diffusion.folder import load_folder
 from fedglass.diffusion.stored import stored
-from fedglass.diffusion.training import Course
-from fedglass.train.image_models import PICTURE, Teaching, learned_autoencoder, train_diffusion
+from fedglass.diffusion.training import TrainingOptions
+from fedglass.train.image_models import PICTURE, DiffusionOptions, learned_autoencoder, train_diffusion
 
 
 def loaded(folder: Path) -> ClassModel:
@@ -33,8 +33,8 @@ def data(seed: int = 0) -> Dataset:
     return Dataset("six", images, torch.tensor([0, 1, 2] * 2), classes=3, whitening=Whitening((0.5,), (0.5,)))
 
 
-def teaching(steps: int, autoencoder: bool = False) -> Teaching:
-    return Teaching(Course(steps=steps, batch_size=4), "transformer", "small", autoencoder)
+def teaching(steps: int, autoencoder: bool = False) -> DiffusionOptions:
+    return DiffusionOptions(TrainingOptions(steps=steps, batch_size=4), "transformer", "small", autoencoder)
 
 
 def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_longer_training_goes_on_and_leaves_the_autoencoder_as_it_is(tmp_path:
 
 
 def test_an_autoencoder_of_other_images_is_not_taken_over(tmp_path: Path) -> None:
-    course = Course(steps=4, batch_size=4)
+    course = TrainingOptions(steps=4, batch_size=4)
     learned_autoencoder(2 * data().images - 1, course, tmp_path, Silent())
     with pytest.raises(UsageError, match="another training"):
         learned_autoencoder(2 * data(seed=1).images - 1, course, tmp_path, Silent())
@@ -81,4 +81,6 @@ def test_an_autoencoder_of_other_images_is_not_taken_over(tmp_path: Path) -> Non
 
 def test_an_autoencoder_is_for_the_transformer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--kind transformer"):
-        train_diffusion(data(), Teaching(Course(steps=1), "ddpm", autoencoder=True), tmp_path, Silent())
+        train_diffusion(
+            data(), DiffusionOptions(TrainingOptions(steps=1), "ddpm", autoencoder=True), tmp_path, Silent()
+        )

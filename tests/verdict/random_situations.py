@@ -458,7 +458,12 @@ class Scene:
         past = Round(before, buffers, people, messages, step, after[0] if alone else {}, tuple(names))
         words = None if self.declared is None else dict.fromkeys(names, tuple(_words(self.declared)))
         terms = Terms(
-            self.data.shape, self.data.classes, self._whitening, tuple(names), repr(WeightedMean()), defences=words
+            self.data.shape,
+            self.data.classes,
+            self._whitening,
+            tuple(names),
+            repr(WeightedMean()),
+            defences=words,
         )
         truths = Truths({n: Examples(p.images, p.labels) for n, p in zip(names, parts, strict=True)})
         shield = dict.fromkeys(names, Protection(release=release_of(self.declared))) if self.declared else {}

@@ -31,8 +31,8 @@ from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
-from fedglass.execution.client_training import answers_of
-from fedglass.execution.executor import Executor, InProcess, blaming, kept
+from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import Executor, InProcess, as_usage_error, persistent
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
@@ -76,7 +76,7 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
         }
         for observation in different.values():
             for name, attack in attacks.items():
-                with blaming(f"attack {name!r}"):
+                with as_usage_error(f"attack {name!r}"):
                     _check_dealt(source, attack)
                     _try_attack(attack, observation)
 
@@ -205,7 +205,7 @@ def run(
 
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
-    with alone(directory), kept(executor) as ready:
+    with alone(directory), persistent(executor) as ready:
         return _run(job, directory, ready, device, NoProgress() if progress is None else progress)
 
 
@@ -286,7 +286,7 @@ class _Targets:
             self.progress.trained(source.name, done, total)
 
         with one_thread():
-            return source.targets(trained, answers_of(self.executor))
+            return source.targets(trained, client_trainer(self.executor))
 
 
 def threat_model(job: Job) -> list[Section]:

@@ -16,7 +16,7 @@ from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subjec
 from fedglass.audit.knowledge import describe_knowledge, describe_learned
 from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
 from fedglass.audit.target import Pending, Target
-from fedglass.execution.executor import FAILURES, Executor, Lost, Watch, in_words
+from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, failure_text
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import RECORDS, Evidence, RecordFile
 from fedglass.verdict.doubts import Kind, doubt
@@ -69,7 +69,7 @@ def play_case(work: Work, progress: Progress) -> PlayedCase:
         cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = ProbeResult({"doubts": [cut]})
     except FAILURES as error:
-        return PlayedCase(failed_record(work, in_words(error)).model_copy(update=_spent(start)))
+        return PlayedCase(failed_record(work, failure_text(error)).model_copy(update=_spent(start)))
     fields = {**_known(work), **_of_target(target, probe), **_found(work, finding), **_spent(start)}
     return PlayedCase(Record.model_validate(fields), finding.evidence)
 
@@ -173,8 +173,8 @@ def play_unfinished(
     def moved(work: Work, done: int, total: int) -> None:
         progress.moved(work.case, done, total)
 
-    for work, result in executor.run(play_case, prepare(todo), Watch(started, moved)):
-        outcome = PlayedCase(failed_record(work, result.why)) if isinstance(result, Lost) else result
+    for work, result in executor.run(play_case, prepare(todo), Callbacks(started, moved)):
+        outcome = PlayedCase(failed_record(work, result.reason)) if isinstance(result, FailedJob) else result
         record = outcome.record if outcome.evidence is None else outcome.evidence.save(directory, outcome.record)
         file.append(record)
         progress.finished(work.case, record)

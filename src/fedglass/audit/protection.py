@@ -14,12 +14,13 @@ from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip, GaussianNoise
-from fedglass.execution.executor import blaming
+from fedglass.execution.executor import as_usage_error
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
+from fedglass.recordings.texts import defence_text
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
@@ -54,7 +55,7 @@ def rehearse_defences(federation: Federation) -> None:
     clients = sorted(federation.clients, key=lambda c: len(c.labels))
     kinds = {f"{defences_of(c)} {c.training or federation.training}": c for c in clients if defences_of(c)}
     for client in kinds.values():
-        with blaming("defences"):
+        with as_usage_error("defences"):
             _rehearse(client, federation)
 
 
@@ -82,7 +83,7 @@ def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
         if kind not in sentences_by_kind:
-            defences = [f"Defended by {part}." for part in dict.fromkeys(defences_of(client))]
+            defences = [defence_text(part) for part in dict.fromkeys(defences_of(client))]
             sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
     return {
         c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients

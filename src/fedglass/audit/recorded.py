@@ -28,7 +28,7 @@ from fedglass.core.text import some
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truths
-from fedglass.federation.views import Knows, ServerView, Together, View, ViewResult
+from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
@@ -64,6 +64,10 @@ class Recorded:
     """Whether the messages were made by what is declared, in this audit."""
     dealt: bool = False
     """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
+    naming: Naming = COUNTED
+    """The federation's own names of clients and rounds."""
+    first_round: int = 0
+    """The number of the federation's first round."""
 
     def __post_init__(self) -> None:
         if not self.views:
@@ -113,8 +117,10 @@ class Recorded:
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
-        past = self.transcript
-        return target_infos(self.name, self.views, past.terms.clients, lambda index: past.rounds[index].participants)
+        clients, rounds = self.transcript.terms.clients, self.transcript.rounds
+        return target_infos(
+            self.name, self.views, clients, lambda index: rounds[index].participants, self.naming, self.first_round
+        )
 
     def rehearse(self) -> Iterator[ViewResult]:
         for view in self.views:
@@ -202,10 +208,10 @@ class Recorded:
         """A server sees everybody's; who sees aggregates alone sees those of other rounds."""
         rounds, own = self.transcript.rounds, view.rounds()[-1]
         if not isinstance(view, ServerView):
-            return {f"as in round {i + 1}": past.step for i, past in rounds.items() if i != own}
+            return {f"as in round {self.naming.round(i)}": past.step for i, past in rounds.items() if i != own}
         seen = {(i, message.client): message.update for i, past in rounds.items() for message in past.messages}
         return {
-            f"as of {client} in round {i + 1}": update
+            f"as of {client} in round {self.naming.round(i)}": update
             for (i, client), update in {**seen, **self.aside}.items()
             if (i, client) != (own, found.contributors[0])
         }
@@ -224,21 +230,22 @@ class Recorded:
         """Whose messages add to another model than the round's, in words."""
         for index, past in sorted(self.transcript.rounds.items()):
             for name in past.clients_with_own_model(self.transcript.terms.clients):
-                yield f"{name} was sent a model of its own in round {index + 1}, to which its message adds."
+                number = self.naming.round(index)
+                yield f"{name} was sent a model of its own in round {number}, to which its message adds."
 
     def _untrained(self) -> Iterator[str]:
         """Which layers are constants of the network to an attack, in words."""
         for index, past in sorted(self.transcript.rounds.items()):
             for names, people in _grouped({p.name: p.untrained for p in past.participants}).items():
                 yield (
-                    f"{some(people)} did not train {some(names)} in round {index + 1}, or did not send it: to the "
-                    "attacks these are constants of the network."
+                    f"{some(people)} did not train {some(names)} in round {self.naming.round(index)}, or did not send "
+                    "it: to the attacks these are constants of the network."
                 )
 
     def doubted(self) -> list[str]:
         """What is not as it was said, in words."""
         return [
-            f"{name or 'All clients'}, round {index + 1}: {said}."
+            f"{name or 'All clients'}, round {self.naming.round(index)}: {said}."
             for (index, name), words in self.doubts.items()
             for said in words
         ]

@@ -20,7 +20,17 @@ from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
-from fedglass.federation.views import HasLabel, Knows, Together, View, ViewResult
+from fedglass.federation.views import (
+    COUNTED,
+    AggregateView,
+    HasLabel,
+    Knows,
+    Naming,
+    ServerView,
+    Together,
+    View,
+    ViewResult,
+)
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
 RoundProgress = Callable[[int, int], None]
@@ -157,7 +167,7 @@ class TargetInfo:
     """The identity of the view: a part of a case's key."""
     text: str
     round: int
-    """Counted from 1, as in `text`."""
+    """As in `text`: a simulation counts from 1, a recorded federation has its own numbers."""
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
@@ -207,17 +217,38 @@ class Source(Protocol):
 
 
 def target_infos(
-    name: str, views: Iterable[View], clients: Sequence[str], present: ParticipantsOfRound
+    name: str,
+    views: Iterable[View],
+    clients: Sequence[str],
+    present: ParticipantsOfRound,
+    naming: Naming = COUNTED,
+    first_round: int = 0,
 ) -> list[TargetInfo]:
-    """Return the facts about the views' targets; refuse a view that has no identity."""
+    """Return the facts about the views' targets; refuse a view that has no identity.
+
+    `first_round` is the number of the federation's first round. Seeds are drawn from positions, so that a framework
+    that counts from 1 gives the same numbers as one that counts from 0.
+    """
     prefix, infos = f"{name}: " if name else "", []
     for view in views:
         identity = identity_text(view, "The adversary's view")
-        short = view.label() if isinstance(view, HasLabel) else None
+        # A user's own view may take no naming.
+        options = () if naming is COUNTED else (naming,)
+        short = view.label(*options) if isinstance(view, HasLabel) else None
         named = ("", "") if short is None else (prefix + short.name, short.standpoint)
-        text = prefix + view.describe() + (_crowd(view, clients, present) if isinstance(view, PeerView) else "")
-        infos.append(TargetInfo(repr(view), identity, text, view.rounds()[-1] + 1, *named))
+        crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
+        text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
+        infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))
     return infos
+
+
+def _counted_from(view: View, first_round: int) -> View:
+    """Return the same view of a federation that counts its rounds from 0."""
+    if first_round and isinstance(view, Together):
+        return Together(tuple(_counted_from(part, first_round) for part in view.views))
+    if first_round and isinstance(view, ServerView | AggregateView | PeerView):
+        return replace(view, round=view.round - first_round)
+    return view
 
 
 def _crowd(view: PeerView, clients: Sequence[str], present: ParticipantsOfRound) -> str:

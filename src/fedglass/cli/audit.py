@@ -25,6 +25,7 @@ from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
+    from fedglass.plan.draft import Draft
 
 
 DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
@@ -107,26 +108,25 @@ def audit(
     hands.warm_up(device)
     _refuse_bundles(plan, directory)
     from fedglass.plan.compile import compile_plan
-    from fedglass.plan.schema import parse_plan, read_plan
+    from fedglass.plan.schema import read_plan
 
     if plan.is_dir():
-        text = _plan_of(plan, model, truth, weights, public, output)
-        parsed, folder = parse_plan(text), Path()
+        drafted = _draft_of(plan, model, truth, weights, public, output)
+        announce(drafted.plan, output)
+        job = _of_folder(drafted.job(), effort, minutes, everything)
     elif any(given is not None for given in (model, truth, weights, public)):
         raise UsageError(
             "--model, --truth, --weights and --public belong to a recorded federation: write them into the plan as "
             "keys."
         )
     else:
-        (parsed, text), folder = read_plan(plan), plan.resolve().parent
-    announce(parsed, output)
-    job = compile_plan(parsed, folder, text)
-    if plan.is_dir():
-        job = _of_folder(job, effort, minutes, everything)
-    elif effort is not None or minutes is not None or everything:
-        raise UsageError(
-            "--effort, --minutes and --all belong to a recorded folder: attacks that a plan names always run."
-        )
+        parsed, text = read_plan(plan)
+        announce(parsed, output)
+        job = compile_plan(parsed, plan.resolve().parent, text)
+        if effort is not None or minutes is not None or everything:
+            raise UsageError(
+                "--effort, --minutes and --all belong to a recorded folder: attacks that a plan names always run."
+            )
     result = perform(job, directory, hands, device, output)
     ctx.exit(result.verdict.exit_code)
 
@@ -149,25 +149,25 @@ def _refuse_bundles(plan: Path, directory: Path) -> None:
         raise UsageError(f"{plan} is a file of a recorded federation: name its folder, {plan.parent}.")
 
 
-def _plan_of(
+def _draft_of(
     bundle: Path, model: str | None, truth: Path | None, weights: Path | None, public: str | None, output: Output
-) -> str:
-    """The plan of a bundle; what it leaves out is said."""
+) -> Draft:
+    """Return the plan of a bundle, and say what it leaves out."""
     from fedglass.plan.draft import draft
 
     announce_named(model, public, output)
-    made = draft(bundle, model=model, truth=truth, weights=weights, public=public)
-    if made.chosen is None:
-        raise UsageError(made.problem)
-    names = ", ".join(made.chosen.attacks)
+    drafted = draft(bundle, model=model, truth=truth, weights=weights, public=public)
+    if drafted.selection is None:
+        raise UsageError(drafted.problem)
+    names = ", ".join(drafted.selection.attacks)
     output.note(f"Searches that the facts of {bundle} allow: {names or 'none; exact attacks are run'}.")
-    for name, reason in made.chosen.left.items():
+    for name, reason in drafted.selection.skipped.items():
         output.note(f"Left out: {name}: {reason}")
-    for reason in made.unseen:
-        output.note(f"Not looked at: {reason}")
-    for words in made.doubts:
-        output.note(f"Not as it was said: {words}")
-    return made.text
+    for reason in drafted.skipped:
+        output.note(f"Not audited: {reason}")
+    for contradiction in drafted.contradictions:
+        output.note(f"Contradiction: {contradiction}")
+    return drafted
 
 
 def perform(job: Job, directory: Path, hands: Hands, device: str, output: Output) -> Result:

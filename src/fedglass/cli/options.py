@@ -162,10 +162,10 @@ class Hands:
 
     def warm_up(self, device: str) -> None:
         """Let the workers' imports run beside those of this process: called before anything that imports torch."""
-        from fedglass.execution.fork_server import warm
+        from fedglass.execution.fork_server import start_fork_server
 
         if self.name == PROCESSES and self.count(device not in ("auto", "cpu")) > 1:
-            warm("fedglass.audit.play")
+            start_fork_server("fedglass.audit.play")
 
     def executor(self, shared: bool = False) -> Executor:
         """The executor of that name; `shared` says that the cases need an accelerator."""

@@ -145,7 +145,7 @@ class Silent:
 
     def line(self, text: str) -> None: ...
 
-    def moved(self, step: int, steps: int, loss: float) -> None: ...
+    def moved(self, step: int, share: float, loss: float) -> None: ...
 
     def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
 
@@ -161,11 +161,10 @@ class TrainingScreen(Bars):
     def line(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
-    def moved(self, step: int, steps: int, loss: float) -> None:
+    def moved(self, step: int, share: float, loss: float) -> None:
         if self.task is None:
-            self.task = self.bars.add_task("", total=steps)
-        said = f"step {step} of {steps}, loss {loss:.3f}{self.tested}"
-        self.bars.update(self.task, completed=step, total=steps, description=said)
+            self.task = self.bars.add_task("", total=1.0)
+        self.bars.update(self.task, completed=share, description=f"step {step}, loss {loss:.3f}{self.tested}")
 
     def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None:
         self.tested = f", test accuracy {accuracy:.1f} %"

@@ -1,4 +1,4 @@
-"""`fedglass join`: one bundle of what a server and its clients have recorded."""
+"""`fedglass join` makes one bundle of several recordings; `fedglass record-info` says what a bundle holds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from fedglass.cli.options import Output, answering
 from fedglass.core.text import some
 
 if TYPE_CHECKING:
-    from fedglass.plan.bundle_info import Info
+    from fedglass.plan.bundle_info import BundleInfo
     from fedglass.recordings.format import FactSheet, RoundFacts
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+SHOWN_CLIENTS = 10
+"""Names of clients in one line."""
+MOST_LETTERS = 300
+"""Characters of a recorder's sentence."""
+PUBLIC = (
+    "Give the audit examples like the clients' that no client has, at least 200 of each class (--public DATA): they "
+    "show what a guess without the messages reaches, and whether a message names its records."
+)
 
 
 @click.command(short_help="Make one bundle of what a server and its clients have recorded.")
@@ -33,35 +44,21 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
       fedglass audit whole/ -o out --truth truths/
     """
     from fedglass.recordings.join import bundle_of_saved, is_saved
-    from fedglass.recordings.join import join as joined
+    from fedglass.recordings.join import join as join_bundles
 
-    one = bundles[0] if len(bundles) == 1 else None
-    whole = bundle_of_saved(one, into) if one is not None and is_saved(one) else joined(into, list(bundles))
-    output.say(f"{into}: {len(whole.rounds)} round(s) of {len(whole.clients)} client(s).")
-    output.answer({"bundle": str(into), "rounds": list(whole.rounds), "clients": list(whole.clients)})
-
-
-# `fedglass record-info`: what a bundle holds, and what is missing for which attack.
-
-
-What = TypeVar("What", bound=Hashable)
-Where = TypeVar("Where")
-SHOWN = 10
-"""Names of clients in one line."""
-LONGEST = 300
-"""Characters of a sentence that somebody's recorder tells."""
-
-PUBLIC = (
-    "Give the audit examples like the clients' that no client has, at least 200 of each class (--public DATA): they "
-    "show what a guess without the messages reaches, and whether a message names its records."
-)
+    if len(bundles) == 1 and is_saved(bundles[0]):
+        bundle = bundle_of_saved(bundles[0], into)
+    else:
+        bundle = join_bundles(into, list(bundles))
+    output.say(f"{into}: {len(bundle.rounds)} round(s) of {len(bundle.clients)} client(s).")
+    output.answer({"bundle": str(into), "rounds": list(bundle.rounds), "clients": list(bundle.clients)})
 
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @answering
 def record_info(bundle: Path, output: Output) -> None:
-    """Check every file of BUNDLE and say what is in it, what is not as it was said, and what is missing.
+    """Check every file of BUNDLE and say what it holds, what contradicts it, and what is missing for which attack.
 
     No code is run, whatever the bundle names.
 
@@ -70,55 +67,55 @@ def record_info(bundle: Path, output: Output) -> None:
       fedglass record-info recorded/
       fedglass record-info recorded/ --json
     """
-    from fedglass.plan.bundle_info import info_of, plain_info
+    from fedglass.plan.bundle_info import info_as_json, inspect_bundle
     from fedglass.recordings.reader import read_bundle
 
-    info = info_of(read_bundle(bundle))
+    info = inspect_bundle(read_bundle(bundle))
     for line in _lines(info):
         output.say(line)
-    output.answer(plain_info(info))
+    output.answer(info_as_json(info))
 
 
-def _lines(info: Info) -> Iterator[str]:
+def _lines(info: BundleInfo) -> Iterator[str]:
     bundle = info.bundle
-    yield f"{bundle.folder}: {_counted(len(bundle.rounds), 'round')}, {_counted(len(bundle.clients), 'client')}, whole."
-    yield from (f"  {line}" for line in _told(bundle.facts))
-    for about, rounds in _alike((_of_round(past), index) for index, past in bundle.rounds.items()):
-        yield f"{_numbered(rounds)}: {about}"
-    told = (
-        ((message.client, tuple(_told(bundle.facts_of(message.client, index), ("config", "metrics")))), index)
-        for index, past in bundle.rounds.items()
-        for message in past.messages
+    yield f"{bundle.folder}: {_count(len(bundle.rounds), 'round')}, {_count(len(bundle.clients), 'client')}, complete."
+    yield from (f"  {line}" for line in _fact_lines(bundle.facts))
+    for line, rounds in _group((_round_line(round_), index) for index, round_ in bundle.rounds.items()):
+        yield f"{_round_numbers(rounds)}: {line}"
+    facts_by_round = (
+        ((message.client, tuple(_fact_lines(bundle.facts_of(message.client, index), ("config", "metrics")))), index)
+        for index, round_ in bundle.rounds.items()
+        for message in round_.messages
     )
-    by_client = (((facts, tuple(indices)), client) for (client, facts), indices in _alike(told))
-    for (facts, indices), clients in _alike(by_client):
-        yield f"{_some(clients)}, {_numbered(indices).lower()}:"
-        yield from (f"  {fact}" for fact in facts or ["nothing is told of it"])
-    yield from _judged(info)
+    by_client = (((facts, tuple(rounds)), client) for (client, facts), rounds in _group(facts_by_round))
+    for (facts, rounds_of_facts), clients in _group(by_client):
+        yield f"{_client_names(clients)}, {_round_numbers(rounds_of_facts).lower()}:"
+        yield from (f"  {fact}" for fact in facts or ["no facts were recorded"])
+    yield from _audit_lines(info)
 
 
-def _of_round(past: RoundFacts) -> str:
-    seen = [name for name, held in (("sent", past.sent), ("aggregated", past.aggregated)) if held is not None]
-    count = sum(message.received is not None for message in past.messages)
-    missing = [message.client for message in past.messages if message.absent is not None]
-    absent = f", absent: {_some(missing)}" if missing else ""
-    special = [message.client for message in past.messages if message.sent is not None]
-    own = f", a model of its own for {_some(special)}" if special else ""
-    return f"{' and '.join(seen) or 'no global model'}{own}, {_counted(count, 'message')}{absent}"
+def _round_line(round_: RoundFacts) -> str:
+    models = [name for name, ref in (("sent", round_.sent), ("aggregated", round_.aggregated)) if ref is not None]
+    count = sum(message.received is not None for message in round_.messages)
+    missing = [message.client for message in round_.messages if message.absent is not None]
+    absent = f", absent: {_client_names(missing)}" if missing else ""
+    personalised = [message.client for message in round_.messages if message.sent is not None]
+    own_model = f", a model of its own for {_client_names(personalised)}" if personalised else ""
+    return f"{' and '.join(models) or 'no global model'}{own_model}, {_count(count, 'message')}{absent}"
 
 
-def _alike(said: Iterable[tuple[What, Where]]) -> Iterable[tuple[What, list[Where]]]:
-    """What is said of several, once, with all of which it is said."""
-    found: dict[What, list[Where]] = {}
-    for what, where in said:
-        found.setdefault(what, []).append(where)
-    return found.items()
+def _group(pairs: Iterable[tuple[Key, Value]]) -> Iterable[tuple[Key, list[Value]]]:
+    """Return each key once, with all of its values."""
+    values: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    return values.items()
 
 
-def _numbered(indices: Iterable[int]) -> str:
-    """Rounds with runs of them drawn together.
+def _round_numbers(indices: Iterable[int]) -> str:
+    """Return the numbers of rounds, with runs as ranges.
 
-    >>> _numbered([1, 2, 3, 7])
+    >>> _round_numbers([1, 2, 3, 7])
     'Rounds 1 to 3, 7'
     """
     numbers = sorted(set(indices))
@@ -127,25 +124,27 @@ def _numbered(indices: Iterable[int]) -> str:
     return f"Round{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
 
 
-def _some(names: Iterable[str]) -> str:
-    """Names, each once, and the first ones where there are many."""
-    return some(list(dict.fromkeys(names)), SHOWN)
+def _client_names(names: Iterable[str]) -> str:
+    """Return names, each once; of many, the first ones."""
+    return some(list(dict.fromkeys(names)), SHOWN_CLIENTS)
 
 
-def _judged(info: Info) -> Iterator[str]:
-    if info.findings:
-        yield "Not as it was said:"
-        for found in info.findings:
-            yield f"  round {found.round}{f', {found.client}' if found.client else ''}: {found.words}"
+def _audit_lines(info: BundleInfo) -> Iterator[str]:
+    """Yield what contradicts the bundle, and what an audit of it would do."""
+    if info.contradictions:
+        yield "Contradictions:"
+        for contradiction in info.contradictions:
+            client = f", {contradiction.client}" if contradiction.client else ""
+            yield f"  round {contradiction.round}{client}: {contradiction.text}"
     if info.problem:
         yield info.problem
         return
     if info.needed:
         yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info.needed)}"
-    assert info.choice is not None, "there would be a problem"
-    sees = "each client's message" if info.choice.view == "server" else "the aggregate alone"
-    yield f"An audit looks at {sees} of {_numbered(info.choice.rounds).lower()}."
-    yield from (f"  left out: {reason}" for reason in info.choice.left)
+    assert info.selection is not None, "there would be a problem"
+    messages = "each client's message" if info.selection.view == "server" else "the aggregate alone"
+    yield f"An audit looks at {messages} of {_round_numbers(info.selection.rounds).lower()}."
+    yield from (f"  left out: {reason}" for reason in info.selection.skipped)
     possible = [name for name, missing in info.missing.items() if not missing]
     yield f"Attacks that the facts allow: {', '.join(possible) or 'none'}"
     for name, missing in info.missing.items():
@@ -154,24 +153,20 @@ def _judged(info: Info) -> Iterator[str]:
     yield PUBLIC
 
 
-def _told(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Each fact with its source."""
+def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield each fact with its source; a recorder's sentences, which say what cannot be relied on, are in full."""
     import json
 
-    from fedglass.recordings.format import RESERVED
+    from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS
 
-    for name, told in sheet.items():
-        if name == RESERVED:
-            yield from (f"the recorder says: {each}" for said in told.values() for each in _sentences(said))
-        elif name not in without:
-            said = ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in told.items())
-            yield f"{name} = {said}"
-
-
-def _sentences(said: object) -> list[str]:
-    """Each whole: they tell what of a training can not be relied on."""
-    return [str(each)[:LONGEST] for each in said] if isinstance(said, list) else [str(said)[:LONGEST]]
+    for name, values in sheet.items():
+        if name == RESERVATIONS:
+            for value in values.values():
+                sentences = value if isinstance(value, list) else [value]
+                yield from (f"the recorder says: {str(sentence)[:MOST_LETTERS]}" for sentence in sentences)
+        elif name not in (RESERVATION_IDS, *without):
+            yield f"{name} = " + ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in values.items())
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"

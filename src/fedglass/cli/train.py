@@ -15,9 +15,10 @@ from fedglass.cli.options import Bars, Output, answering, code_option, importabl
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
+    from fedglass.core.resumable import NoProgress
     from fedglass.data.dataset import Dataset
-    from fedglass.diffusion.training import Course, Silence
-    from fedglass.train.classifiers import AccuracyCourse, Start, State
+    from fedglass.diffusion.training import TrainingOptions
+    from fedglass.train.classifiers import ClassifierOptions, ClassifierStart, ClassifierTraining
 
 
 # What the commands that train models of images share: data, the folder, and how long and how they train.
@@ -48,11 +49,11 @@ class Request:
     seed: int
     folders: tuple[Path, ...]
 
-    def course(self, usual_minutes: float) -> Course:
-        from fedglass.diffusion.training import Course
+    def course(self, usual_minutes: float) -> TrainingOptions:
+        from fedglass.diffusion.training import TrainingOptions
 
         ends = self.minutes if self.minutes is not None or self.steps is not None else usual_minutes
-        return Course(
+        return TrainingOptions(
             steps=self.steps, minutes=ends, lr=self.lr, batch_size=self.batch, mirror=self.mirror, seed=self.seed
         )
 
@@ -64,12 +65,12 @@ class Request:
 
 
 @contextmanager
-def watched(quiet: bool) -> Iterator[ShareScreen | Silence]:
+def watched(quiet: bool) -> Iterator[ShareScreen | NoProgress]:
     """Who hears of the training: a progress bar, or nobody."""
-    from fedglass.diffusion.training import Silence
+    from fedglass.core.resumable import NoProgress
 
     if quiet:
-        yield Silence()
+        yield NoProgress()
     else:
         with ShareScreen() as screen:
             yield screen
@@ -143,7 +144,7 @@ def train_autoencoder(request: Request, output: Output) -> None:
     images, place = request.images(), request.place
     with watched(output.quiet) as screen:
         trained = run(images, request.course(AUTOENCODER_MINUTES), place, screen)
-    state, code = trained.state, trained.network.latent_shape
+    state, code = trained.training, trained.network.latent_shape
     weights = sum(p.numel() for p in trained.network.parameters())
     output.say(
         f"{place}: codes of {' x '.join(map(str, code))} numbers after {state.step} steps ({state.seconds / 60:.1f} "
@@ -192,11 +193,11 @@ def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, o
       fedglass train diffusion idx:mnist -o mnist_mdt --kind transformer --minutes 20
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
-    from fedglass.train.image_models import PICTURE, Teaching
+    from fedglass.train.image_models import PICTURE, DiffusionOptions
     from fedglass.train.image_models import train_diffusion as run
 
     teaching, images, place = (
-        Teaching(request.course(DIFFUSION_MINUTES), kind, size, autoencoder),
+        DiffusionOptions(request.course(DIFFUSION_MINUTES), kind, size, autoencoder),
         request.images(),
         request.place,
     )
@@ -266,10 +267,10 @@ def train(
       fedglass train plan.toml --at 60 -o stages --json
     """
     from fedglass.execution.machine import device_named
-    from fedglass.train.classifiers import AccuracyCourse, from_plan, overridden, start
+    from fedglass.train.classifiers import ClassifierOptions, from_plan, overridden, start
 
     wanted = percentages(targets)
-    course = AccuracyCourse(lr, momentum, weight_decay, batch, mirror, every, seed)
+    course = ClassifierOptions(lr, momentum, weight_decay, batch, mirror, every, seed)
     options = {"data": data, "model": model, "init": init, "size": size}
     with importable(folders):
         chosen = overridden(None if plan is None else from_plan(plan), options)
@@ -289,7 +290,13 @@ def percentages(text: str) -> list[float]:
 
 
 def _perform(
-    begin: Start, course: AccuracyCourse, targets: list[float], epochs: int, place: Path, device: str, output: Output
+    begin: ClassifierStart,
+    course: ClassifierOptions,
+    targets: list[float],
+    epochs: int,
+    place: Path,
+    device: str,
+    output: Output,
 ) -> None:
     from contextlib import nullcontext
 
@@ -299,14 +306,14 @@ def _perform(
 
     begin.model.to(device)
     with nullcontext(Silent()) if output.quiet else TrainingScreen() as screen:
-        screen.line(plain(f"{begin.words}, on {device}"))
+        screen.line(plain(f"{begin.title}, on {device}"))
         state = train_to(targets, begin, course, epochs, place, screen)
     _say(state, targets, place, output)
-    output.answer({"start": begin.words, "device": device, **answer_of(state, targets, place)})
+    output.answer({"start": begin.title, "device": device, **answer_of(state, targets, place)})
     _refuse_missed(state, targets, epochs, place)
 
 
-def _say(state: State, targets: list[float], place: Path, output: Output) -> None:
+def _say(state: ClassifierTraining, targets: list[float], place: Path, output: Output) -> None:
     from fedglass.train.classifiers import name_of
 
     for target in targets:
@@ -315,7 +322,7 @@ def _say(state: State, targets: list[float], place: Path, output: Output) -> Non
             output.say(f"{target:g} %: {path} ({reached:.1f} % of the test images)")
 
 
-def answer_of(state: State, targets: list[float], place: Path) -> dict[str, object]:
+def answer_of(state: ClassifierTraining, targets: list[float], place: Path) -> dict[str, object]:
     """What came of a training as JSON has it; accuracies in percent."""
     from fedglass.train.classifiers import BEST, name_of
 
@@ -329,7 +336,7 @@ def answer_of(state: State, targets: list[float], place: Path) -> dict[str, obje
     return {"exit_code": 3 if missed else 0, "reached": reached, "missed": missed, "best": best, "steps": state.step}
 
 
-def _refuse_missed(state: State, targets: list[float], epochs: int, place: Path) -> None:
+def _refuse_missed(state: ClassifierTraining, targets: list[float], epochs: int, place: Path) -> None:
     from fedglass.train.classifiers import BEST, name_of
 
     missed = [f"{target:g} %" for target in targets if name_of(target) not in state.reached]

@@ -1,4 +1,4 @@
-"""What this process is told and may use: environment variables and cores."""
+"""The environment variables of this process, and the cores that it may use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def environment(told: Mapping[str, str]) -> Iterator[None]:
-    """Inside, this process and those that it starts have these variables; afterwards, what they were before.
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables for this process and those that it starts, until the context ends.
 
     >>> with environment({"FEDGLASS_MOOD": "calm"}):
     ...     os.environ["FEDGLASS_MOOD"]
@@ -17,8 +17,8 @@ def environment(told: Mapping[str, str]) -> Iterator[None]:
     >>> "FEDGLASS_MOOD" in os.environ
     False
     """
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -30,5 +30,5 @@ def environment(told: Mapping[str, str]) -> Iterator[None]:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the user can do about it.
+"""Errors, sorted by what the user can do about them.
 
 Every message is one sentence or two: the field, what was expected, what came, what to do.
 """
@@ -33,13 +33,13 @@ class AuditError(FedglassError):
     """The audit could not complete (exit code 3)."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not in a catalogue, with the nearest one that is.
+def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> UsageError:
+    """Return the error for a name that is not in a catalogue, with the nearest one that is.
 
     >>> print(unknown_name("attack", "idgl", ["dlg", "idlg", "inverting_gradients"]))
     Unknown attack 'idgl': did you mean 'idlg'? Known: dlg, idlg, inverting_gradients.
     """
-    names = sorted(known)
+    names = sorted(valid_names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
     return UsageError(f"Unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")

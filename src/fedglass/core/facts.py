@@ -1,4 +1,4 @@
-"""What an adversary may know beside the message, by name: parts say what they need, views and plans what is known."""
+"""Facts that an adversary may know in addition to the message: parts name those they need, views and plans those known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedglass.core.errors import UsageError
 
 
 class Fact(enum.Enum):
-    """Something that a part of an attack can not do without.
+    """Something that a part of an attack cannot do without.
 
     >>> Fact.LABELS.oracle, Fact.STEPS.oracle
     (True, False)
@@ -48,7 +48,7 @@ class Fact(enum.Enum):
 
     @property
     def oracle(self) -> bool:
-        """Whether no real adversary has it."""
+        """Return whether no real adversary has the fact."""
         return self in (Fact.LABELS, Fact.BATCH_LABELS, Fact.GROUPS, Fact.EYE)
 
     @property
@@ -57,7 +57,7 @@ class Fact(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """What to do where it is not known."""
+        """Return what to do where the fact is not known."""
         return _WORDS[self][1]
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ _WORDS = {
     ),
     Fact.BATCH_LABELS: (
         "the true labels of each local batch",
-        "set adversary.knows_batch_labels and adversary.knows_training = true (of an aggregate they can not be told), "
+        "set adversary.knows_batch_labels and adversary.knows_training = true (of an aggregate they cannot be told), "
         'or adversary.knows_labels = true and labels = "oracle"',
     ),
     Fact.OWN: (

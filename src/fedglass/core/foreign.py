@@ -1,4 +1,4 @@
-"""Code of others: imported by name unless that is forbidden, and whatever it raises becomes one sentence."""
+"""Code of others: it is imported by name unless that is forbidden, and its exceptions become one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORBIDDEN: ContextVar[bool] = ContextVar("code of others is forbidden", default
 
 @contextmanager
 def no_code() -> Iterator[None]:
-    """Inside, whoever asks for code of others is refused before anything of it is imported.
+    """Refuse to import code of others until the context ends.
 
     >>> with no_code():
     ...     imported("model", "fractions:Fraction")
@@ -38,7 +38,7 @@ def check_allowed(title: str, refuse: type[UsageError] = UsageError) -> None:
 
 @contextmanager
 def refused(refusal: Callable[[str], UsageError]) -> Iterator[None]:
-    """Whatever the code inside raises becomes the refusal that is made of its words; our own errors pass.
+    """Turn exceptions of the code inside into the given refusal; our own errors pass.
 
     >>> with refused(lambda said: UsageError(f"It failed: {said}.")):
     ...     {}["width"]
@@ -49,13 +49,13 @@ def refused(refusal: Callable[[str], UsageError]) -> Iterator[None]:
         yield
     except FedglassError:
         raise
-    # Nobody can list what the code of others raises, and none of it may look like a fault of fedglass.
+    # Code of others may raise anything, and none of it may look like a fault of fedglass.
     except (Exception, SystemExit) as error:
         raise refusal(said(error)) from error
 
 
 def said(error: BaseException) -> str:
-    """An exception in words, without the full stop.
+    """Return an exception as text, without the full stop.
 
     >>> said(ValueError("Wrong."))
     'ValueError: Wrong'
@@ -64,7 +64,7 @@ def said(error: BaseException) -> str:
 
 
 def imported(noun: str, name: str, refuse: type[UsageError] = UsageError) -> object:
-    """What `package.module:name` names; `noun` says what it is wanted as.
+    """Return the value that `package.module:name` names; `noun` says what it is used as.
 
     >>> imported("model", "fractions:Fraction")
     <class 'fractions.Fraction'>
@@ -78,18 +78,18 @@ def imported(noun: str, name: str, refuse: type[UsageError] = UsageError) -> obj
         raise refuse(f"The {noun} {name!r} is not of the form 'package.module:name': correct it.")
     check_allowed(f"{noun} {name!r}", refuse)
     with refused(lambda words: refuse(_does_not_import(noun, name, words))):
-        found: object = importlib.import_module(module)
+        value: object = importlib.import_module(module)
     for step in path.split("."):
-        if not hasattr(found, step):
-            near = difflib.get_close_matches(step, dir(found), n=1, cutoff=0.5)
+        if not hasattr(value, step):
+            near = difflib.get_close_matches(step, dir(value), n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "correct the name, or define it there."
             raise refuse(f"The module {module!r} has no {path!r}, which the {noun} {name!r} names: {hint}")
-        found = getattr(found, step)
-    return found
+        value = getattr(value, step)
+    return value
 
 
 def is_dotted(text: str) -> bool:
-    """Whether a text can be the name of a module or of something in it.
+    """Return whether a text can be the name of a module or of something in it.
 
     >>> is_dotted("package.module"), is_dotted("faces-1.npz")
     (True, False)
@@ -98,7 +98,7 @@ def is_dotted(text: str) -> bool:
 
 
 def is_importable(module: str) -> bool:
-    """Whether the package of that module can be found, for which nothing is imported.
+    """Return whether the package of that module can be found, without importing it.
 
     >>> is_importable("importlib.metadata"), is_importable("no_such_package.module"), is_importable("C")
     (True, False, False)
@@ -106,8 +106,8 @@ def is_importable(module: str) -> bool:
     return is_dotted(module) and importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
-def _does_not_import(noun: str, name: str, words: str) -> str:
+def _does_not_import(noun: str, name: str, problem: str) -> str:
     return (
-        f"The {noun} {name!r} does not import: {words}. Expected 'package.module:name'; check the spelling, and that "
+        f"The {noun} {name!r} does not import: {problem}. Expected 'package.module:name'; check the spelling, and that "
         "the package is installed or is in PYTHONPATH; --code DIR names a folder that holds code of your own."
     )

@@ -1,4 +1,4 @@
-"""Names of values: a value has the same name in every process and on every day, and another value another name."""
+"""Identities of values: equal values have equal identities in every process, and different values different ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fedglass.core.tensors import Params
 _NUMBERS = (bool, int, float, complex)
 _TEXTS = (str, bytes)
 LATER = {"later": True}
-"""Metadata of a field that a class was given later: at its default it is left out of names, so that older ones hold."""
+"""Metadata of a field that was added to a class later: at its default it is left out, so that older identities hold."""
 _BOOKKEEPING = frozenset(vars(nn.Module()))
-"""What every module carries: its parameters and children, which are named otherwise, hooks, and the mode it is in."""
+"""Attributes of every module: parameters and children, which are identified separately, hooks, and its mode."""
 
 
 def digest(*parts: str) -> str:
-    """The SHA-256 of a list of texts, in which it also counts where one text ends.
+    """Return the SHA-256 of a list of texts; it also depends on where one text ends.
 
     >>> digest("ab", "c") == digest("a", "bc")
     False
@@ -43,7 +43,7 @@ def digest(*parts: str) -> str:
 
 
 def identity_text(value: object, what: str = "The value") -> str:
-    """The value written down, such that different values have different texts.
+    """Return the value as text, such that different values have different texts.
 
     Only what can be written down has one: numbers, text, enums, paths, collections, functions and classes of a module
     by their names, partials of these, and frozen dataclasses of all that. Anything else is refused, since two of it
@@ -76,7 +76,7 @@ def identity_text(value: object, what: str = "The value") -> str:
 
 
 def of_tensor(tensor: Tensor) -> str:
-    """Values, shape and type.
+    """Return a digest of values, shape and type.
 
     >>> of_tensor(torch.zeros(2)) == of_tensor(torch.zeros(2, 1))
     False
@@ -88,22 +88,22 @@ def of_tensor(tensor: Tensor) -> str:
 
 
 def of_params(params: Params) -> str:
-    """Named tensors, in the order of their names."""
+    """Return a digest of named tensors, in the order of their names."""
     return digest(*(text for name in sorted(params) for text in (name, of_tensor(params[name]))))
 
 
 def of_architecture(model: nn.Module) -> str:
-    """The classes of a model's modules with their plain attributes, such as a slope that no repr shows.
+    """Return a digest of the classes of a model's modules and their attributes, such as a slope that no repr shows.
 
-    A function without a name of its own is told by its code, any other attribute that can not be written down by its
-    pickle; where that fails too the model is refused.
+    A function without a name of its own is identified by its code, any other attribute that cannot be written down by
+    its pickle; where that fails too the model is refused.
     """
     modules = model.named_modules(remove_duplicate=False)
-    return digest(*(text for name, module in modules for text in (name, _class(module), *_attributes(module))))
+    return digest(*(text for name, module in modules for text in (name, _class_name(module), *_attributes(module))))
 
 
 def of_model(model: nn.Module) -> str:
-    """Architecture, parameters and buffers, also those that are never saved."""
+    """Return a digest of architecture, parameters and buffers, also those that are never saved."""
     tensors = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -112,7 +112,7 @@ def of_model(model: nn.Module) -> str:
 
 
 def _plain(value: object) -> str:
-    """As Python writes it, also where a library has its own subclass of the type, such as numpy's float64."""
+    """Return a number or a text as Python writes it, also for subclasses such as numpy's float64."""
     base = next(kind for kind in (*_NUMBERS, *_TEXTS) if isinstance(value, kind))
     return base.__repr__(value)
 
@@ -123,11 +123,11 @@ def _collection(value: Iterable[object], what: str) -> str:
         if kind not in (dict, MappingProxyType):
             raise _refusal(what, f"of type {kind.__name__}")
         items = [
-            f"{identity_text(key, f'{what}: a key')}: {identity_text(each, f'{what}[{key!r}]')}"
-            for key, each in value.items()
+            f"{identity_text(key, f'{what}: a key')}: {identity_text(element, f'{what}[{key!r}]')}"
+            for key, element in value.items()
         ]
         return f"{{{', '.join(sorted(items))}}}"
-    texts = [identity_text(each, f"{what}[{i}]") for i, each in enumerate(value)]
+    texts = [identity_text(element, f"{what}[{i}]") for i, element in enumerate(value)]
     if isinstance(value, set | frozenset):
         texts.sort()
     name = "" if kind in (tuple, list) else _named(kind, what)
@@ -140,7 +140,7 @@ def _of_partial(value: functools.partial[object]) -> list[tuple[str, object]]:
 
 
 def _dataclass(value: object, what: str) -> str:
-    """The class and every field that counts in a comparison."""
+    """Return the class and every field that counts in a comparison."""
     kind = type(value)
     name = _named(kind, what)
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # typeshed leaves it out
@@ -150,44 +150,58 @@ def _dataclass(value: object, what: str) -> str:
         for field in fields(value)  # type: ignore[arg-type]  # checked by the caller
         if field.compare and not (field.metadata.get("later") and getattr(value, field.name) == field.default)
     ]
-    texts = [f"{each}={identity_text(getattr(value, each), f'{what}: {kind.__name__}.{each}')}" for each in counted]
+    texts = [
+        f"{name_of_field}={identity_text(getattr(value, name_of_field), f'{what}: {kind.__name__}.{name_of_field}')}"
+        for name_of_field in counted
+    ]
     return f"{name}({', '.join(texts)})"
 
 
 def _named(value: object, what: str) -> str:
-    """The name under which its module has a function or a class."""
+    """Return the name under which its module has a function or a class."""
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__qualname__", "")
     # The qualified name of torch.relu is that of a class that torch does not show, its plain name is right.
-    for known in (name, getattr(value, "__name__", "")):
+    for qualified in (name, getattr(value, "__name__", "")):
         with contextlib.suppress(AttributeError, KeyError):
-            if attrgetter(known)(sys.modules[module]) is value:
-                return f"{module}.{known}"
+            if attrgetter(qualified)(sys.modules[module]) is value:
+                return _qualified(module, qualified)
     noun = f"the class {name}" if inspect.isclass(value) else "a function"
     raise _refusal(what, f"{noun} without a name of its own", "define it at the top level of a module")
 
 
-def _class(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def _qualified(module: str, name: str) -> str:
+    """Return a name with its module; fedglass's own are named without it, so that moving a file changes no identity.
+
+    Classes of fedglass that share a name have different fields, which the identity states too.
+
+    >>> _qualified("fedglass.core.optimisers", "Adam"), _qualified("torch.optim.adam", "Adam")
+    ('fedglass.Adam', 'torch.optim.adam.Adam')
+    """
+    return f"fedglass.{name}" if module.partition(".")[0] == "fedglass" else f"{module}.{name}"
+
+
+def _class_name(module: nn.Module) -> str:
+    return _qualified(type(module).__module__, type(module).__qualname__)
 
 
 def _attributes(module: nn.Module) -> list[str]:
-    found = []
+    texts = []
     for name, value in vars(module).items():
         if name not in _BOOKKEEPING:
-            found.append(f"{name}={_written(value, f'{type(module).__name__}.{name}')}")
-    return sorted(found)
+            texts.append(f"{name}={_written(value, f'{type(module).__name__}.{name}')}")
+    return sorted(texts)
 
 
 def _written(value: object, what: str) -> str:
-    """An attribute of somebody's module, which need not be a value of ours."""
+    """Return an attribute of a module as text; it need not be a value of fedglass."""
     try:
         return identity_text(value, what)
     except UsageError as refusal:
         if inspect.isfunction(value):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            told = [*cells, value.__defaults__, *(c for c in value.__code__.co_consts if not inspect.iscode(c))]
+            constants = [*cells, value.__defaults__, *(c for c in value.__code__.co_consts if not inspect.iscode(c))]
             names = repr((value.__code__.co_code, value.__code__.co_names))
-            return digest(names, *(_written(each, what) for each in told))
+            return digest(names, *(_written(constant, what) for constant in constants))
         try:
             return hashlib.sha256(pickle.dumps(value)).hexdigest()
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -196,5 +210,5 @@ def _written(value: object, what: str) -> str:
 
 def _refusal(what: str, is_a: str, remedy: str = "make it a frozen dataclass of plain values") -> UsageError:
     return UsageError(
-        f"{what} is {is_a}, which can not be written down, so that an audit could not tell it from another: {remedy}."
+        f"{what} is {is_a}, which cannot be written down, so that an audit could not tell it from another: {remedy}."
     )

@@ -23,7 +23,7 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What an optimiser carries from one step to the next."""
+    """The state that an optimiser carries from one step to the next."""
 
     slots: tuple[Tensors, ...] = ()
     """Momentum, or the two moments of Adam."""
@@ -76,7 +76,7 @@ class Optimiser(Protocol):
         ...
 
     def travel(self, lr: float, steps: int) -> float | None:
-        """How far the weights go along a constant gradient of size 1; None where that is not all that counts."""
+        """Return how far the weights go along a constant gradient of size 1; None where that is not all that counts."""
         ...
 
 
@@ -285,21 +285,21 @@ def _pull_moments(at: _Moments, along: Tensors, adjoint: Adjoint) -> tuple[list[
         below = root + at.eps
         rate = (a * -at.length).div_(below).div_(below).masked_fill_(dead, 0.0)
         safe = root.mul_(full).masked_fill_(dead, 1.0)
-        left = (v * ((1 - one) * two)).addcmul_(m, d, value=(two - 1) * one).div_(safe).add_((1 - one) * at.eps)
-        gradient.append(left.mul_(rate).add_(to_mean, alpha=1 - one).addcmul_(d, to_square, value=2 * (1 - two)))
+        slope = (v * ((1 - one) * two)).addcmul_(m, d, value=(two - 1) * one).div_(safe).add_((1 - one) * at.eps)
+        gradient.append(slope.mul_(rate).add_(to_mean, alpha=1 - one).addcmul_(d, to_square, value=2 * (1 - two)))
         means.append(below.mul_(rate).add_(to_mean).mul_(one))
         squares.append(mean.div_(safe).mul_(rate).mul_(-0.5).add_(to_square).mul_(two))
     return gradient, (means, squares)
 
 
 def _decayed(move: Move, decay: float) -> Tensors:
-    """The gradient with the decay's own added."""
+    """Return the gradient with that of the weight decay added."""
     return _added(move.gradient, move.weights, decay)
 
 
-def _added(left: Tensors, right: Tensors, share: float) -> Tensors:
-    """left + share right; the left ones themselves where the share is zero."""
-    return [torch.add(x, y, alpha=share) for x, y in zip(left, right, strict=True)] if share else left
+def _added(first: Tensors, second: Tensors, share: float) -> Tensors:
+    """Return first + share * second; the first ones themselves where the share is zero."""
+    return [torch.add(x, y, alpha=share) for x, y in zip(first, second, strict=True)] if share else first
 
 
 def _check_share(owner: object, name: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Everything that a plan can name: built in, brought by an installed package, or the user's own.
+"""The registry of all parts that a plan can name: built in, of an installed package, or the user's own.
 
 A part is registered where it is defined:
 
@@ -42,9 +42,9 @@ class Kind:
 
     noun: str
     package: str
-    """Whose modules register the built-in ones; it may be missing, and then there are none."""
+    """The package with the modules that register the built-in ones; without it there are none."""
     methods: tuple[str, ...] = ()
-    """Which a part of this kind has; none where the kind checks its parts itself."""
+    """Methods that a part of this kind has; none where the kind checks its parts itself."""
     one_is_enough: bool = False
     """Whether one of the methods makes it such a part."""
     error: type[UsageError] = UsageError
@@ -72,7 +72,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A part by name: what makes it, in one line, whose idea it is, and where it comes from."""
+    """A part by name: the function that makes it, a line about it, its paper, and its origin."""
 
     kind: str
     name: str
@@ -83,7 +83,7 @@ class Entry:
     origin: str = BUILT_IN
     """`built in`, `package X 1.2`, or `package.module:name`."""
     problem: str = ""
-    """Why it can not be used, as a sentence; empty where it can."""
+    """The reason that it cannot be used, as a sentence; empty where it can."""
 
     @property
     def built_in(self) -> bool:
@@ -109,59 +109,61 @@ _PLACES = itertools.count()
 
 
 def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable[[T], T]:
-    """A decorator that makes a part known under a name, and leaves it as it is.
+    """Return a decorator that registers a part under a name, and leaves it as it is.
 
     Outside of fedglass it serves a script, whose parts can then be named; an installed package also names its parts in
     an entry point, for which this gives the summary and the paper.
     """
-    known = _REGISTERED.setdefault(_checked(kind), {})
+    registered = _REGISTERED.setdefault(_checked(kind), {})
     module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
     origin = BUILT_IN if module.startswith("fedglass.") else f"{module}:{name}"
 
     def note(value: T) -> T:
-        if origin == BUILT_IN and any(r.entry.built_in and k[1] == name and k[0] != module for k, r in known.items()):
+        if origin == BUILT_IN and any(
+            r.entry.built_in and k[1] == name and k[0] != module for k, r in registered.items()
+        ):
             raise UsageError(
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
         entry = Entry(kind, name, value, summary, paper, origin)
-        known[module, name] = _Registration(entry, module, next(_PLACES))
+        registered[module, name] = _Registration(entry, module, next(_PLACES))
         return value
 
     return note
 
 
 def built_in(kind: str) -> Mapping[str, Entry]:
-    """The parts of fedglass itself, by module and then in the order of their definition."""
+    """Return the parts of fedglass itself, by module and then in the order of their definition."""
     _discover(KINDS[_checked(kind)].package)
     return {entry.name: entry for entry in _registered(kind) if entry.built_in}
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Every name that can be used; no code of others is imported for it."""
+    """Return every name that can be used, without importing code of others."""
     return tuple(
         dict.fromkeys([*built_in(kind), *(e.name for e in _registered(kind)), *(p.name for p in _points(kind))])
     )
 
 
 def entries(kind: str) -> tuple[Entry, ...]:
-    """All that is known, the built-in parts first; what can not be used says why in `problem`."""
-    found = list(built_in(kind).values())
-    taken = {entry.name: BUILT_IN for entry in found}
+    """Return all entries, the built-in parts first; those that cannot be used have a `problem`."""
+    listed = list(built_in(kind).values())
+    taken = {entry.name: BUILT_IN for entry in listed}
     for entry in _of_others(kind):
         if entry.name in taken:
             entry = replace(entry, problem=_shadowed(entry, taken[entry.name]))
         taken.setdefault(entry.name, entry.origin)
-        found.append(entry)
-    return tuple(found)
+        listed.append(entry)
+    return tuple(listed)
 
 
 def summaries(kind: str) -> dict[str, str]:
-    """Name and one line of every part that can be used."""
+    """Return name and summary of every part that can be used."""
     return {entry.name: entry.summary for entry in entries(kind) if not entry.problem}
 
 
 def find(kind: str, name: str) -> Entry:
-    """The part of that name: built in, registered, of an installed package, or `package.module:name`."""
+    """Return the part of that name: built in, registered, of an installed package, or `package.module:name`."""
     if (ours := _own(kind, name)) is not None:
         return ours
     for point in _points(kind):
@@ -177,7 +179,7 @@ def find(kind: str, name: str) -> Entry:
 
 
 def origin_of(kind: str, name: str) -> str:
-    """Whose code a name stands for, for which nothing of it is imported: as in `Entry.origin`.
+    """Return the origin of a name, as in `Entry.origin`, without importing its code.
 
     >>> origin_of("models", "lenet"), origin_of("models", "mypackage.models:make")
     ('built in', 'mypackage.models:make')
@@ -192,7 +194,7 @@ def origin_of(kind: str, name: str) -> str:
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """What makes the part of that name."""
+    """Return the function or class that makes the part of that name."""
     entry = find(kind, name)
     if not callable(entry.value):
         raise KINDS[kind].error(
@@ -202,7 +204,7 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
 
 
 def make(kind: str, name: str, /, **options: object) -> Any:
-    """The part of that name, made with these options.
+    """Make the part of that name with these options.
 
     >>> make("rules", "mean")
     WeightedMean()
@@ -210,18 +212,19 @@ def make(kind: str, name: str, /, **options: object) -> Any:
     makes, entry = factory(kind, name), find(kind, name)
     _check_options(entry, options)
     part = call(entry, makes, options)
-    asked = KINDS[kind]
-    missing = [method for method in asked.methods if not callable(getattr(part, method, None))]
-    if missing and (not asked.one_is_enough or missing == list(asked.methods)):
-        raise asked.error(
+    requirements = KINDS[kind]
+    missing = [method for method in requirements.methods if not callable(getattr(part, method, None))]
+    if missing and (not requirements.one_is_enough or missing == list(requirements.methods)):
+        raise requirements.error(
             f"The {entry.title} made {type(part).__name__}, which has no method {' or '.join(missing)}: return the "
-            f"{asked.noun} itself, with {'one' if asked.one_is_enough else 'all'} of {', '.join(asked.methods)}."
+            f"{requirements.noun} itself, with {'one' if requirements.one_is_enough else 'all'} of "
+            f"{', '.join(requirements.methods)}."
         )
     return part
 
 
 def call(entry: Entry, makes: Callable[..., Any], options: Mapping[str, object]) -> Any:
-    """Call a factory. What the code of others raises is said in a sentence; an error of our own shows as what it is."""
+    """Call a factory. Exceptions in code of others become one sentence; errors of our own stay as they are."""
     if entry.built_in:
         return makes(**options)
     with refused(lambda words: KINDS[entry.kind].error(f"The {entry.title} failed: {words}.")):
@@ -229,18 +232,18 @@ def call(entry: Entry, makes: Callable[..., Any], options: Mapping[str, object])
 
 
 def takes(makes: Callable[..., Any], option: str) -> bool:
-    """Whether a factory has an option of that name, which it can be given by keyword.
+    """Return whether a factory takes an option of that name by keyword.
 
     >>> takes(lambda path, split: None, "path"), takes(lambda: None, "path")
     (True, False)
     """
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = parameters(makes).get(option)
-    return found is not None and found.kind in by_keyword
+    parameter = parameters(makes).get(option)
+    return parameter is not None and parameter.kind in by_keyword
 
 
 def parameters(makes: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a factory; none of one that does not tell."""
+    """Return the parameters of a factory, none if it has no signature."""
     try:
         return inspect.signature(makes).parameters
     except (TypeError, ValueError):
@@ -254,7 +257,7 @@ def _checked(kind: str) -> str:
 
 
 def _own(kind: str, name: str) -> Entry | None:
-    """The built-in part of that name; all modules of its kind are imported only if none is called like it."""
+    """Return the built-in part of that name; import all modules of its kind only if none is called like it."""
     for module in _called_like(name, KINDS[_checked(kind)].package):
         importlib.import_module(module)
         for entry in _registered(kind):
@@ -271,9 +274,9 @@ def _called_like(name: str, package: str) -> Iterator[str]:
     """
     if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
         return
-    words = name.split("_")
-    for end in range(len(words), 0, -1):
-        module = f"{package}.{'_'.join(words[:end])}"
+    name_parts = name.split("_")
+    for end in range(len(name_parts), 0, -1):
+        module = f"{package}.{'_'.join(name_parts[:end])}"
         if importlib.util.find_spec(module) is not None:
             yield module
 
@@ -288,12 +291,12 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    found = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
-    return [registration.entry for registration in found]
+    registrations = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
+    return [registration.entry for registration in registrations]
 
 
 def entry_points(group: str) -> Iterable[EntryPoint]:
-    """Those of installed packages; the module that knows them is imported when somebody asks."""
+    """Return the entry points of installed packages; `importlib.metadata` is imported only when it is needed."""
     from importlib.metadata import entry_points as installed
 
     return installed(group=group)
@@ -308,7 +311,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _of_others(kind: str) -> Iterator[Entry]:
-    """Of installed packages, and registered by other modules that are imported already."""
+    """Yield the parts of installed packages, and those that other imported modules have registered."""
     listed: list[Any] = []
     for point in _points(kind):
         try:
@@ -323,13 +326,13 @@ def _of_others(kind: str) -> Iterator[Entry]:
 
 
 def _loaded(kind: str, point: EntryPoint) -> Entry:
-    """The part of an installed package, described by its registration or by its own docstring."""
+    """Return the part of an installed package, described by its registration or by its docstring."""
     noun, origin = KINDS[kind].noun, _package(point)
     check_allowed(f"{noun} {point.name!r} of {origin}", KINDS[kind].error)
 
-    def refusal(words: str) -> UsageError:
+    def refusal(problem: str) -> UsageError:
         title = f"The {noun} {point.name!r} of {origin} ({point.value})"
-        return KINDS[kind].error(f"{title} does not load: {words}. Repair or uninstall that package.")
+        return KINDS[kind].error(f"{title} does not load: {problem}. Repair or uninstall that package.")
 
     with refused(refusal):
         value = point.load()
@@ -340,13 +343,13 @@ def _loaded(kind: str, point: EntryPoint) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """With the first line of its docstring, and the paper that it names as its attribute or cites there."""
-    words = docstring(entry.value)
+    """Return the entry with the first line of its docstring, and the paper that it names as an attribute or cites."""
+    text = docstring(entry.value)
     paper = getattr(entry.value, "paper", "")
     return replace(
         entry,
-        summary=uncited(words.partition("\n\n")[0]),
-        paper=paper if isinstance(paper, str) and paper else "; ".join(cited(words)),
+        summary=uncited(text.partition("\n\n")[0]),
+        paper=paper if isinstance(paper, str) and paper else "; ".join(cited(text)),
     )
 
 
@@ -357,14 +360,14 @@ def _shadowed(entry: Entry, first: str) -> str:
 
 
 def _check_options(entry: Entry, options: Mapping[str, object]) -> None:
-    known = parameters(entry.value)
+    accepted = parameters(entry.value)
     title = entry.title[0].upper() + entry.title[1:]
-    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         for option in options:
-            if option not in known:
-                raise UsageError(f"{title}: {unknown_name('option', option, known)}")
+            if option not in accepted:
+                raise UsageError(f"{title}: {unknown_name('option', option, accepted)}")
     gathered = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    missing = [o for o, p in known.items() if p.default is p.empty and p.kind not in gathered and o not in options]
+    missing = [o for o, p in accepted.items() if p.default is p.empty and p.kind not in gathered and o not in options]
     if missing:
         raise UsageError(f"{title} needs the option {missing[0]!r}: add it.")
 

@@ -1,4 +1,4 @@
-"""How the figures of a metric read: their unit, and which end of them means that more was recovered."""
+"""The reading of a metric's figures: their unit, and which end of them means that more was recovered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scale:
     """The value of images that are the same for all purposes, which is shown as `at least` it."""
 
     def beyond(self, value: float, threshold: float) -> bool:
-        """Whether the value lies strictly on the leaking side of the threshold."""
+        """Return whether the value lies strictly on the leaking side of the threshold."""
         return value > threshold if self.higher_leaks else value < threshold
 
     def best(self, values: Iterable[float]) -> float:
@@ -37,7 +37,7 @@ class Scale:
         return max(values) if self.higher_leaks else min(values)
 
     def can_be_crossed(self, threshold: float) -> bool:
-        """Whether the threshold lies in the range, and some value beyond it."""
+        """Return whether the threshold lies in the range, and some value beyond it."""
         low, high = self.range
         inside = (low is None or low <= threshold) and (high is None or threshold <= high)
         return inside and threshold != (high if self.higher_leaks else low)
@@ -86,9 +86,9 @@ def scale_of(metric: str) -> Scale:
     return scale
 
 
-def not_a_metric(name: str, found: object) -> UsageError:
-    """The error for a name that leads to something else."""
+def not_a_metric(name: str, value: object) -> UsageError:
+    """Return the error for a name that leads to something else."""
     return UsageError(
-        f"The metric {name!r} is {type(found).__name__}, expected a fedglass.Metric: wrap the function "
+        f"The metric {name!r} is {type(value).__name__}, expected a fedglass.Metric: wrap the function "
         "in one, with its scale."
     )

@@ -100,9 +100,9 @@ def check_update(update: Update, like: Params) -> None:
     missing = [name for name in like if name not in update]
     extra = [name for name in update if name not in like]
     if missing or extra:
-        said = [f"lacks {_some(missing)}"] * bool(missing) + [f"has the unknown {_some(extra)}"] * bool(extra)
+        problems = [f"lacks {_some(missing)}"] * bool(missing) + [f"has the unknown {_some(extra)}"] * bool(extra)
         raise UpdateError(
-            f"The update does not fit the model: it {' and '.join(said)}. "
+            f"The update does not fit the model: it {' and '.join(problems)}. "
             f"Expected the {len(like)} parameter names of the model; record after - before for each of them."
         )
     for name, tensor in like.items():
@@ -169,11 +169,11 @@ def _running(name: str, tensor: Tensor) -> bool:
 
 
 def _unmoved(before: Tensor, after: Tensor) -> bool:
-    """Whether they are the same, but for having been stored in half precision or averaged over clients."""
+    """Return whether they are equal up to storage in half precision or an average over clients."""
     if torch.equal(before, after) or not before.is_floating_point():
         return torch.equal(before, after)
     rounded = (before.half().float(), before.bfloat16().float())
-    return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, each) for each in rounded)
+    return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, copy) for copy in rounded)
 
 
 # Order statistics of large tensors.
@@ -196,25 +196,22 @@ def kth_smallest(values: Tensor, k: int) -> Tensor:
 # Optimal one-to-one pairing of two sets of images.
 
 
-# its parts are imported when they are first used
-
-
 NEAR = 1e-6
 """Share of the two images' squares below which a distance is computed by itself: the product below is exact to about
 1e-16 of these squares, so that every distance is exact to ten digits."""
 
 
-def squared_distances(left: Tensor, right: Tensor) -> Tensor:
+def squared_distances(first: Tensor, second: Tensor) -> Tensor:
     """Mean squared difference of every pair.  # (n, ...) and (m, ...) -> (n, m)
 
     >>> squared_distances(torch.zeros(1, 4), torch.tensor([[1.0, 1, 1, 1], [0, 0, 0, 0]]))
     tensor([[1., 0.]], dtype=torch.float64)
     """
-    a, b = left.flatten(1).double(), right.flatten(1).double()
-    own, other = a.square().sum(1), b.square().sum(1)
-    if _repeats(own) or _repeats(other):
+    a, b = first.flatten(1).double(), second.flatten(1).double()
+    squares_a, squares_b = a.square().sum(1), b.square().sum(1)
+    if _repeats(squares_a) or _repeats(squares_b):
         return torch.stack([_to_each(image, b) for image in a])
-    squares = own[:, None] + other
+    squares = squares_a[:, None] + squares_b
     table = (squares - 2 * a @ b.T) / a.shape[1]
     near = table * a.shape[1] < NEAR * squares
     for i in near.any(1).nonzero().flatten().tolist():
@@ -238,11 +235,11 @@ def assign(cost: Tensor) -> Tensor:
     return partner
 
 
-def _to_each(image: Tensor, others: Tensor) -> Tensor:
-    """Mean squared difference from one image to each of others.  # (d,) and (m, d) -> (m,)"""
-    return (image - others).square().mean(1)
+def _to_each(image: Tensor, candidates: Tensor) -> Tensor:
+    """Return the mean squared difference from one image to each candidate.  # (d,) and (m, d) -> (m,)"""
+    return (image - candidates).square().mean(1)
 
 
 def _repeats(squares: Tensor) -> bool:
-    """Whether two images may be the same: their costs then tie, and the last bits decide who is paired with whom."""
+    """Return whether two images may be the same: their costs then tie, and the last bits decide the pairing."""
     return len(set(squares.tolist())) < len(squares)

@@ -31,32 +31,32 @@ def some(names: Sequence[str], most: int = 3) -> str:
 _CITATION = re.compile(r"\[([^\]]*\b(?:19|20)\d\d\b[^\]]*)\]")
 
 
-def cited(words: str) -> tuple[str, ...]:
-    """The citations of a text, each once.
+def cited(text: str) -> tuple[str, ...]:
+    """Return the citations of a text, each once.
 
     >>> cited("The cosine distance [Geiping et al., 2020, Eq. 4] of [n] numbers.")
     ('Geiping et al., 2020, Eq. 4',)
     """
-    return tuple(dict.fromkeys(" ".join(each.split()) for each in _CITATION.findall(words)))
+    return tuple(dict.fromkeys(" ".join(citation.split()) for citation in _CITATION.findall(text)))
 
 
-def uncited(words: str) -> str:
-    """The text on one line, without its citations.
+def uncited(text: str) -> str:
+    """Return the text on one line, without its citations.
 
     >>> uncited("The cosine distance [Geiping et al., 2020, Eq. 4].")
     'The cosine distance.'
     """
-    return _CITATION.sub("", " ".join(words.split())).replace(" .", ".").replace(" :", ":").strip()
+    return _CITATION.sub("", " ".join(text.split())).replace(" .", ".").replace(" :", ":").strip()
 
 
 def docstring(part: object) -> str:
-    """What a function or a class says of itself; nothing for any other value, whose docstring is its class's."""
+    """Return the docstring of a function or a class; empty for any other value, which has that of its class."""
     if not (inspect.isroutine(part) or inspect.isclass(part)):
         return ""
     return inspect.getdoc(part) or ""
 
 
-# Papers that several packages cite; any other citation stands beside what it is the source of.
+# Papers that several packages cite; any other citation stands next to the code that follows it.
 
 
 DLG = "Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, https://arxiv.org/abs/1906.08935"

@@ -17,7 +17,7 @@ from fedglass.core.tensors import Params, Update, moved_statistics
 
 
 class BatchNorm(enum.Enum):
-    """Which statistics the normalisation layers of a client use while it trains."""
+    """Statistics that the normalisation layers of a client use while it trains."""
 
     FROZEN = "frozen"
     BATCH = "batch"
@@ -83,9 +83,9 @@ class Training:
             )
 
     def __repr__(self) -> str:
-        """What makes it other than plain SGD is printed only where it does: records of runs go by this name."""
-        told = [f for f in fields(self) if f.name in _ALWAYS_TOLD or getattr(self, f.name) != f.default]
-        return f"Training({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+        """Return the training as records name it; what plain SGD does not have is printed only where it is set."""
+        printed = [f for f in fields(self) if f.name in _ALWAYS_TOLD or getattr(self, f.name) != f.default]
+        return f"Training({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in printed)})"
 
     def batches(self, examples: int) -> list[slice]:
         """The slices of one (already shuffled) epoch; the last one may be short."""
@@ -97,7 +97,7 @@ class Training:
         return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
 
     def taken(self, examples: int) -> int:
-        """How many of the examples are trained on: not all, where the steps end within the first epoch.
+        """Return how many of the examples are trained on: not all, where the steps end within the first epoch.
 
         >>> Training(lr=0.1, batch_size=20, steps=2).taken(50), Training(lr=0.1).taken(50)
         (40, 50)
@@ -106,7 +106,7 @@ class Training:
         return min(examples, size * self.local_steps(examples))
 
     def passes(self, examples: int) -> int:
-        """How many epochs are begun.
+        """Return how many epochs are begun.
 
         >>> Training(lr=0.1, batch_size=20, steps=7).passes(examples=50)
         3
@@ -149,7 +149,7 @@ class Whitening:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What the adversary knows beside the message. `None` means unknown; every fact is printed."""
+    """The adversary's knowledge in addition to the message. `None` means unknown; every fact is printed."""
 
     shape: tuple[int, int, int]
     """Channels, height and width of one input."""
@@ -181,10 +181,10 @@ class Knowledge:
 
     @property
     def facts(self) -> frozenset[Fact]:
-        """What is known, by name: what the parts of an attack need is compared with it."""
+        """Return the facts that are known; they are compared with those that the parts of an attack need."""
         training = self.training is not None
         sizes = self.sizes or (1, 1 + self.examples % self.clients)
-        known = {
+        is_known_by_fact = {
             Fact.TRAINING: training,
             Fact.STEPS: training or self.steps is not None,
             Fact.LR: training or self.lr is not None,
@@ -197,7 +197,7 @@ class Knowledge:
             Fact.EXAMPLES: self.counted,
             Fact.GROUPS: self.labels is not None and self.sizes is not None,
         }
-        return frozenset(fact for fact, is_known in known.items() if is_known)
+        return frozenset(fact for fact, is_known in is_known_by_fact.items() if is_known)
 
     @property
     def local_steps(self) -> int | None:
@@ -206,7 +206,7 @@ class Knowledge:
 
     @property
     def travel(self) -> float | None:
-        """How far a client's weights go along a constant gradient of size 1: lr T under plain SGD.
+        """Return how far a client's weights go along a constant gradient of size 1: lr T under plain SGD.
 
         None where the training is not known, or where the distance depends on more than that gradient.
         """
@@ -222,7 +222,7 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What an adversary that takes part in the round has put into the message itself."""
+    """The contribution of the adversary itself to the message, where it takes part in the round."""
 
     images: Tensor  # (n, c, h, w), pixels before whitening
     labels: Tensor  # (n,)
@@ -233,7 +233,7 @@ class Own:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """All that an attack is given."""
+    """The input of an attack."""
 
     model: nn.Module
     """The architecture; its own weights mean nothing, `before` and `buffers` count."""
@@ -250,14 +250,14 @@ class Observation:
 
     @property
     def facts(self) -> frozenset[Fact]:
-        """What is known beside the message, the adversary's own contribution included."""
-        known = self.knows.facts | ({Fact.STATISTICS} if moved_statistics(self.buffers, self.buffers_after) else set())
+        """Return the facts that are known in addition to the message, the adversary's own contribution included."""
+        facts = self.knows.facts | ({Fact.STATISTICS} if moved_statistics(self.buffers, self.buffers_after) else set())
         if self.own is None:
-            return known
-        known |= {Fact.OWN_EXAMPLES} if len(self.own.labels) else set()
+            return facts
+        facts |= {Fact.OWN_EXAMPLES} if len(self.own.labels) else set()
         if self.own.share == 0:
-            return known
-        return known | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
+            return facts
+        return facts | {Fact.OWN} | (set() if self.own.share is None else {Fact.OWN_SHARE})
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +328,7 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an attack returns."""
+    """The output of an attack."""
 
     images: Tensor  # (n, c, h, w), pixels before whitening
     labels: Tensor  # (n,)

@@ -24,7 +24,7 @@ _FINE = 6  # characters are drawn on a grid this much finer and then averaged, w
 
 @dataclass(frozen=True)
 class _Style:
-    """How one writer's characters look; lengths in pixels of the small image."""
+    """The look of one writer's characters; lengths in pixels of the small image."""
 
     slant: float
     turn: float
@@ -79,7 +79,7 @@ def glyphs(writers: int = 50, per_writer: int = 60, seed: int = 0) -> Dataset:
 
 
 def _font() -> ImageFont.FreeTypeFont:
-    # Without FreeType, Pillow would fall back to a bitmap font that can not be scaled.
+    # Without FreeType, Pillow would fall back to a bitmap font that cannot be scaled.
     if not features.check("freetype2"):
         raise DataError("glyphs: Pillow was built without FreeType; install Pillow from its wheels.")
     font = ImageFont.load_default(size=15 * _FINE)

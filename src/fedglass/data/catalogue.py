@@ -17,7 +17,7 @@ KIND = "datasets"
 
 
 def names() -> dict[str, str]:
-    """What `load` takes, with one line about each: sets first, then formats, which are followed by `:PATH`.
+    """Return the names that `load` takes, with one line about each: sets first, then formats, followed by `:PATH`.
 
     >>> list(names())
     ['glyphs', 'photos', 'cifar10', 'cifar100', 'npz', 'idx', 'leaf', 'folder']
@@ -45,7 +45,7 @@ def load(source: str, *, split: str = "train", size: int | None = None, whitenin
 
 
 def is_embedded(source: str) -> bool:
-    """Whether the source is a set that comes with fedglass and so never changes."""
+    """Return whether the source is a set that comes with fedglass and so never changes."""
     return source in built_in(KIND) and not reads_path(built_in(KIND)[source])
 
 
@@ -77,14 +77,14 @@ def _read(source: str, split: str, size: int | None) -> Dataset:
 
 
 def _locate(source: str) -> tuple[Entry, Path | None]:
-    """What reads the source, and the path that it reads."""
-    name, rest = split_path(KIND, source)
-    if rest is not None and ":" in source:
-        path = Path(rest).expanduser()
-        if not rest or not path.exists():
-            raise DataError(f"{name}: no such file or folder: {rest!r}.")
+    """Return the reader of the source, and the path that it reads."""
+    name, file = split_path(KIND, source)
+    if file is not None and ":" in source:
+        path = Path(file).expanduser()
+        if not file or not path.exists():
+            raise DataError(f"{name}: no such file or folder: {file!r}.")
         return _reader(name), path
-    if rest is None and name in known(KIND):
+    if file is None and name in known(KIND):
         return _reader(name), None
     path = Path(source).expanduser()
     if path.exists():

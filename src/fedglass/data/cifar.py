@@ -30,7 +30,7 @@ PAPER = (
 
 @dataclass(frozen=True)
 class _Flavour:
-    """What distinguishes the two datasets."""
+    """The differences between the two datasets."""
 
     name: str
     classes: int
@@ -99,14 +99,14 @@ def _read(path: Path, split: str, flavour: _Flavour) -> Dataset:
 def _batches(path: Path, stems: Sequence[str]) -> list[tuple[str, bytes]]:
     wanted = {name: stem for stem in stems for name in (stem, stem + ".bin")}
     if path.is_dir():
-        found = _from_folder(path, wanted)
+        batches = _from_folder(path, wanted)
     elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
-        found = _from_tar(path, wanted)
+        batches = _from_tar(path, wanted)
     else:
         return [("", contents(path, _MOST))]
-    if not found:
+    if not batches:
         raise DataError(f"{path}: expected {stems[0]} or {stems[0]}.bin in it, found neither.")
-    return sorted(found.items())
+    return sorted(batches.items())
 
 
 def _from_folder(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
@@ -117,7 +117,7 @@ def _from_folder(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
-    found = {}
+    batches = {}
     try:
         with opened(path) as file:
             # A stream: nothing is ever sought or unpacked to disk, and never beyond the bound.
@@ -128,10 +128,10 @@ def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
                     # A sparse member could announce any length without bytes behind it.
                     if stem and member.isreg() and not member.issparse() and member.size <= _MOST:
                         content = archive.extractfile(member)
-                        found[stem] = content.read() if content else b""
+                        batches[stem] = content.read() if content else b""
     except (tarfile.TarError, zlib.error, ValueError) as error:
         raise DataError(f"{path}: the archive is truncated or corrupt ({error}): fetch it again.") from None
-    return found
+    return batches
 
 
 def _parse(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Reading files that may be damaged or hostile: never more bytes than were promised."""
+"""Files of data sets, which may be damaged or hostile: no more bytes are read than were announced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedglass.core.files import follow_links, open_file
 from fedglass.data.dataset import check_images
 
 MAX_BYTES = 1 << 30
-"""No reader takes a file, or what a file unpacks to, beyond this."""
+"""The most bytes of a file, packed or unpacked, that a reader takes."""
 
 MAX_VALUES = 1 << 28
 """Pixel values in one dataset: 1 GiB as float32, more than all of CIFAR."""
@@ -30,7 +30,7 @@ _GZIP = b"\x1f\x8b"
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, unpacked on the fly where it is gzip; whatever is wrong with it becomes a DataError."""
+    """Open a file, unpacked on the fly where it is gzip; errors become a DataError."""
     try:
         with open_file(follow_links(path)) as raw:
             packed = raw.read(2) == _GZIP
@@ -40,23 +40,23 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the gzip data is truncated or corrupt ({error}): fetch the file again.") from None
     except OSError as error:
-        raise DataError(f"{path}: can not be read ({error.strerror or error}).") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
 
 
 def contents(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """All bytes of a file (unpacked where it is gzip), refused beyond the limit."""
+    """Return all bytes of a file (unpacked where it is gzip), refused beyond the limit."""
     with opened(path) as file:
-        found = _up_to(file, limit + 1)
-    if len(found) > limit:
+        data = _up_to(file, limit + 1)
+    if len(data) > limit:
         raise DataError(
             f"{path}: holds more than {limit} bytes, which is the most that is read: keep a part of it in a "
             "smaller file."
         )
-    return found
+    return data
 
 
 def _up_to(file: BinaryIO, count: int) -> bytes:
-    """At most `count` bytes, read in pieces: memory follows what is there, not what was announced."""
+    """Return at most `count` bytes, read in pieces: memory follows the real length, not the announced one."""
     pieces = []
     while count > 0 and (piece := file.read(min(count, 1 << 20))):
         pieces.append(piece)
@@ -65,11 +65,11 @@ def _up_to(file: BinaryIO, count: int) -> bytes:
 
 
 def exactly(file: BinaryIO, count: int, path: Path) -> bytes:
-    """The next `count` bytes, which the caller has checked against a limit."""
-    found = _up_to(file, count)
-    if len(found) != count:
-        raise DataError(f"{path}: truncated, expected {count} more bytes, got {len(found)}: fetch it again.")
-    return found
+    """Return the next `count` bytes, a number that the caller has checked against a limit."""
+    data = _up_to(file, count)
+    if len(data) != count:
+        raise DataError(f"{path}: truncated, expected {count} more bytes, got {len(data)}: fetch it again.")
+    return data
 
 
 def check_values(path: Path, shape: tuple[int, ...]) -> None:
@@ -95,14 +95,11 @@ class Bounded(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         wanted = self._left + 1 if size < 0 else min(size, self._left + 1)
-        found = self._file.read(wanted)
-        self._left -= len(found)
+        data = self._file.read(wanted)
+        self._left -= len(data)
         if self._left < 0:
             raise DataError(f"{self._path}: unpacks to more than is read at most; it is damaged or hostile.")
-        return found
-
-
-# From the arrays that files hold to the tensors of a dataset.
+        return data
 
 
 Array = NDArray[Any]
@@ -112,7 +109,7 @@ MAX_CLASSES = 1 << 16
 
 
 def image_tensor(path: Path, array: Array) -> Tensor:
-    """Pixels in [0, 1], channels first; uint8 is divided by 255, floats are taken as they are.
+    """Return pixels in [0, 1], channels first; uint8 is divided by 255, floats are taken as they are.
 
     Grey images may come without channels; channels are looked for last, then first.
 
@@ -142,7 +139,7 @@ def _channels_first(path: Path, array: Array) -> Array:
 
 
 def label_tensor(path: Path, array: Array, what: str = "labels") -> Tensor:
-    """Whole numbers of shape (n,); a trailing side of 1, as MedMNIST has it, is dropped.
+    """Return whole numbers of shape (n,); a trailing side of 1, as MedMNIST has it, is dropped.
 
     >>> label_tensor(Path("x"), np.array([[1], [0]], np.uint8))
     tensor([1, 0])
@@ -158,7 +155,7 @@ def label_tensor(path: Path, array: Array, what: str = "labels") -> Tensor:
 
 
 def class_count(path: Path, labels: Tensor) -> int:
-    """The highest label plus one, where nobody says how many classes there are."""
+    """Return the highest label plus one, for data without a number of classes."""
     classes = int(labels.max()) + 1
     if classes > MAX_CLASSES:
         raise DataError(

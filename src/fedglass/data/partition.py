@@ -1,4 +1,4 @@
-"""How the examples are spread over the clients."""
+"""Partitions of the examples over the clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Dirichlet:
     """Each class is spread over the clients in Dirichlet(alpha) shares [Hsu et al., 2019].
 
     Small alpha: few clients hold most of a class. A client that would stay empty takes one example from the
-    largest client, since an empty client can not train.
+    largest client, since an empty client cannot train.
     """
 
     alpha: float

@@ -1,4 +1,4 @@
-"""The idx files of MNIST and its relatives, plain or gzip: a pair of images and labels."""
+"""Readers of data sets of others: idx files of MNIST, json files of LEAF, and folders of pictures."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fedglass.data.files import Array, check_values, class_count, contents, exac
 _UBYTE = 8
 
 
-@register("datasets", "idx", summary="images of MNIST's format (plain or gz) with their labels beside them")
+@register("datasets", "idx", summary="images of MNIST's format (plain or gz) with their labels next to them")
 def read_idx(path: Path, split: str = "train") -> Dataset:
-    """Images and the labels beside them; `path` is the images' file, or a folder that holds such pairs."""
+    """Read the images and the labels next to them; `path` is the images' file, or a folder that holds such pairs."""
     images_path = _find(path, split) if path.is_dir() else path
     labels_path = _partner(images_path)
     images = image_tensor(images_path, _array(images_path, sides=3))
@@ -45,13 +45,13 @@ def read_idx(path: Path, split: str = "train") -> Dataset:
 
 
 def _array(path: Path, sides: int) -> Array:
-    """The header announces the shape; the file must be exactly as long as that."""
+    """Read an array; the file must be exactly as long as its header announces."""
     with opened(path) as file:
-        zero, kind, found = struct.unpack(">HBB", exactly(file, 4, path))
-        if zero != 0 or kind != _UBYTE or found != sides:
+        zero, kind, dimensions = struct.unpack(">HBB", exactly(file, 4, path))
+        if zero != 0 or kind != _UBYTE or dimensions != sides:
             raise DataError(
                 f"{path}: expected an idx file of unsigned bytes with {sides} sides (magic 0, 8, {sides}), "
-                f"got magic {zero}, {kind}, {found}: give the images' file, with the labels' file beside it."
+                f"got magic {zero}, {kind}, {dimensions}: give the images' file, with the labels' file next to it."
             )
         shape = struct.unpack(f">{sides}I", exactly(file, 4 * sides, path))
         check_values(path, shape)
@@ -63,10 +63,10 @@ def _array(path: Path, sides: int) -> Array:
 
 def _find(folder: Path, split: str) -> Path:
     prefix = "train" if split == "train" else "t10k"
-    found = sorted(folder.glob("*images*idx3*"))
-    named = [p for p in found if p.name.startswith((prefix, split))]
-    if not named and len(found) == 1 and split == "train":
-        return found[0]
+    candidates = sorted(folder.glob("*images*idx3*"))
+    named = [p for p in candidates if p.name.startswith((prefix, split))]
+    if not named and len(candidates) == 1 and split == "train":
+        return candidates[0]
     if not named:
         raise DataError(f"{folder}: expected {prefix}-images-idx3-ubyte or the same with .gz, found none.")
     return named[0]
@@ -75,14 +75,13 @@ def _find(folder: Path, split: str) -> Path:
 def _partner(images: Path) -> Path:
     name = images.name.replace("images", "labels").replace("idx3", "idx1")
     plain = name.removesuffix(".gz")
-    beside = [images.with_name(n) for n in (name, plain, plain + ".gz")]
-    for path in beside:
+    partners = [images.with_name(n) for n in (name, plain, plain + ".gz")]
+    for path in partners:
         if path != images and path.is_file():
             return path
-    raise DataError(f"{images}: expected the labels beside it as {plain} or {plain}.gz, found neither: put them there.")
-
-
-# The json files of LEAF [Caldas et al., 2018]: FEMNIST, where a writer is a user.
+    raise DataError(
+        f"{images}: expected the labels next to it as {plain} or {plain}.gz, found neither: put them there."
+    )
 
 
 _MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
@@ -95,7 +94,7 @@ _MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed,
     paper="Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018, https://arxiv.org/abs/1812.01097",
 )
 def read_leaf(path: Path, split: str = "train") -> Dataset:
-    """Grey square images in [0, 1] with one writer per user, from one json file or a folder of them.
+    """Read grey square images in [0, 1] with one writer per user, from one json file or a folder of them.
 
     28x28 images with labels below 62 are taken for FEMNIST, with its class names and its whitening.
     """
@@ -173,9 +172,6 @@ def _images(path: Path, pages: list[Array]) -> Tensor:
     return images
 
 
-# A folder of PNG and JPEG pictures, one subfolder per class.
-
-
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _MOST_FILES = 100_000
 _MOST_PIXELS = 1 << 26
@@ -187,7 +183,7 @@ _COLOUR = ("LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 @register("datasets", "folder", summary="PNG and JPEG pictures in one subfolder per class")
 def read_folder(path: Path, split: str = "train", size: int | None = None) -> Dataset:
-    """The pictures of each class's subfolder; with `size` cut to their central square and reduced to it.
+    """Read the pictures of each class's subfolder; with `size` cut to their central square and reduced to it.
 
     All pictures are grey if every one of them is, else RGB. Without `size` all must have the same size.
     """
@@ -210,30 +206,30 @@ def read_folder(path: Path, split: str = "train", size: int | None = None) -> Da
 
 
 def read_picture(file: Path, size: int | None) -> Tensor:
-    """One picture in colour, pixels in [0, 1]; with `size` its central square reduced to it.  # (3, h, w)"""
+    """Read one picture in colour, pixels in [0, 1]; with `size` its central square reduced to it.  # (3, h, w)"""
     with _picture(file) as picture:
         check_values(file, (3, picture.height, picture.width))
     return image_tensor(file, _pixels(file, False, size)[None])[0]
 
 
 def _classes(root: Path) -> list[tuple[str, list[Path]]]:
-    """Every subfolder with its pictures, in the order of their names."""
+    """Return every subfolder with its pictures, in the order of their names."""
     try:
         folders = sorted(p for p in root.iterdir() if p.is_dir())
         held = [(p.name, sorted(f for f in p.iterdir() if f.suffix.lower() in _SUFFIXES)) for p in folders]
     except OSError as error:
-        raise DataError(f"{root}: can not be read ({error.strerror or error}).") from None
-    found = [(name, files) for name, files in held if files]
-    count = sum(len(files) for _, files in found)
+        raise DataError(f"{root}: cannot be read ({error.strerror or error}).") from None
+    classes = [(name, files) for name, files in held if files]
+    count = sum(len(files) for _, files in classes)
     if not 1 <= count <= _MOST_FILES:
         raise DataError(
             f"{root}: expected 1 to {_MOST_FILES} PNG or JPEG pictures in subfolders, one per class, got {count}."
         )
-    return found
+    return classes
 
 
 def _survey(files: list[Path], size: int | None) -> tuple[bool, int, int]:
-    """Whether all are grey, and their height and width, from the headers alone."""
+    """Return whether all are grey, and their height and width, from the headers alone."""
     if size is not None and size < 1:
         raise DataError(f"size must be at least 1 pixel, got {size}.")
     grey, sizes = True, dict[tuple[int, int], Path]()
@@ -266,7 +262,7 @@ def _pixels(file: Path, grey: bool, size: int | None) -> np.ndarray[tuple[int, .
 
 @contextmanager
 def _picture(file: Path) -> Iterator[Image.Image]:
-    """An opened picture whose announced size has been checked; every way of being broken is a DataError."""
+    """Open a picture after a check of its announced size; every way of being broken is a DataError."""
     try:
         with warnings.catch_warnings():
             # Our own limit is lower than the one that Pillow warns at.

@@ -1,4 +1,4 @@
-"""What all autoencoders have in common: codes that are brought to mean 0 and variance 1, and how they are trained.
+"""Autoencoders: codes that are brought to mean 0 and variance 1, how they are trained, and two networks.
 
 Codes are trained as those of a variational autoencoder with a fixed spread: noise is added to them and their size is
 held down, so that neighbours among the codes decode to similar pictures. Once trained, they are brought to mean 0 and
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.training import Batch, Lesson, State
+from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining
 
 AT_ONCE = 256
 """Images that are encoded together."""
@@ -48,7 +48,7 @@ class LatentSpace(nn.Module):
         self.register_buffer("spread", torch.ones(latent, 1, 1))
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, for its config.json."""
+        """Return the options that it was made with, for its config.json."""
         raise NotImplementedError
 
     def encode(self, images: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ class LatentSpace(nn.Module):
 
     def decode(self, latents: Tensor) -> Tensor:
         """(n, *latent_shape) -> (n, c, h, w)"""
-        whole: Tensor = self.decoder(latents * self.spread + self.centre)
-        return whole[..., : self.shape[1], : self.shape[2]]
+        padded_images: Tensor = self.decoder(latents * self.spread + self.centre)
+        return padded_images[..., : self.shape[1], : self.shape[2]]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decode(self.encode(images))
@@ -99,14 +99,14 @@ class ReconstructionLoss:
         return (rebuilt - images).square().mean() + self.price * latents.square().mean()
 
 
-def lesson_of(images: Tensor) -> Lesson:
+def lesson_of(images: Tensor) -> DenoisingTask:
     """Images in [-1, 1], to be drawn again after their codes."""
-    return Lesson(images, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
+    return DenoisingTask(images, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
 
 
-def settled(network: LatentSpace, state: State, images: Tensor) -> LatentSpace:
+def settled(network: LatentSpace, training: ImageModelTraining, images: Tensor) -> LatentSpace:
     """The network with the averaged weights of its training, and codes of mean 0 and variance 1."""
-    network.load_state_dict(state.averaged)
+    network.load_state_dict(training.averaged)
     network.settle(images)
     return network
 
@@ -160,12 +160,12 @@ class Autoencoder(LatentSpace):
         )
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, for its config.json."""
+        """Return the options that it was made with, for its config.json."""
         return {"shape": self.shape, "halvings": self.halvings, "latent": self.latent, "width": self.width}
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

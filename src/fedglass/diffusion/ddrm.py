@@ -40,7 +40,7 @@ class Degradation(Protocol):
         ...
 
     def reading(self, side: int) -> Tensor:
-        """What is known, out of a raw reconstruction of full size.  # (small, side), float64"""
+        """Return the measurements in a raw reconstruction of full size.  # (small, side), float64"""
         ...
 
 
@@ -111,7 +111,7 @@ class Noise:
 def _reduced(side: int, factor: int) -> int:
     if factor < 1 or side % factor or side < 2 * factor:
         raise UsageError(
-            f"Images of side {side} can not be reduced by the factor {factor}: the factor must divide the side, and at "
+            f"Images of side {side} cannot be reduced by the factor {factor}: the factor must divide the side, and at "
             "least two pixels must be left."
         )
     return side // factor
@@ -140,11 +140,11 @@ class Spectrum:
         return torch.where(values < NOTHING, 0.0, values)
 
     def read(self, raw: Tensor) -> Tensor:
-        """What is known, out of raw pictures of full size.  # (n, c, h, w) -> (n, c, a, b)"""
+        """Return the measurements in raw pictures of full size.  # (n, c, h, w) -> (n, c, a, b)"""
         return _both(self.readings[0], raw, self.readings[1].T)
 
     def degraded(self, images: Tensor) -> Tensor:
-        """What would be known of these images.  # (n, c, h, w) -> (n, c, a, b)"""
+        """Return the measurements of these images.  # (n, c, h, w) -> (n, c, a, b)"""
         across, down = ((u * s) @ v[:, : len(s)].T for u, s, v in (self.rows, self.columns))
         return _both(across, images, down.T)
 
@@ -156,9 +156,9 @@ class Spectrum:
         """V of coordinates.  # (n, c, h, w)"""
         return _both(self.rows[2], coordinates, self.columns[2].T)
 
-    def measured(self, known: Tensor) -> Tensor:
+    def measured(self, measurements: Tensor) -> Tensor:
         """Sigma^+ U^T y: what is known in image units, zero where nothing is.  # (n, c, a, b) -> (n, c, h, w)"""
-        turned = _both(self.rows[0].T, known, self.columns[0])
+        turned = _both(self.rows[0].T, measurements, self.columns[0])
         height, width = self.singular.shape
         room = F.pad(turned, (0, width - turned.shape[-1], 0, height - turned.shape[-2]))
         singular = self.singular.to(room)
@@ -174,13 +174,13 @@ def _padded(values: Tensor, length: int) -> Tensor:
     return F.pad(values, (0, length - len(values)))
 
 
-def _both(left: Tensor, images: Tensor, right: Tensor) -> Tensor:
-    return left.to(images) @ images @ right.to(images)
+def _both(for_rows: Tensor, images: Tensor, for_columns: Tensor) -> Tensor:
+    return for_rows.to(images) @ images @ for_columns.to(images)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """How the steps are taken; the released code's eta and eta_B."""
+    """The options of the steps; eta and eta_B are those of the released code."""
 
     steps: int = 40
     """Network calls for each image."""
@@ -192,19 +192,19 @@ class Chain:
         self,
         denoiser: Denoiser,
         spectrum: Spectrum,
-        known: Tensor,
+        measurements: Tensor,
         noise: float,
         generator: torch.Generator,
         progress: Callable[[int, int], None],
     ) -> Tensor:
-        """Images in [-1, 1] out of what is known of them in [-1, 1], with noise of that deviation in it."""
-        step = _Step(self, spectrum, spectrum.measured(known), noise, generator)
+        """Return images in [-1, 1] from measurements of them in [-1, 1], which hold noise of that deviation."""
+        step = _Step(self, spectrum, spectrum.measured(measurements), noise, generator)
         way = spaced(denoiser.schedule, self.steps)
         sigmas = [float(denoiser.schedule.sigma[t]) for t in way]
         x = step.start(sigmas[0])
         for i, (t, sigma, after) in enumerate(zip(way, sigmas, [*sigmas[1:], 0.0], strict=True)):
-            kept = float(denoiser.schedule.abar[t]) ** 0.5
-            clean = spectrum.coordinates(denoiser.clean(kept * spectrum.images(x), t))
+            root_abar = float(denoiser.schedule.abar[t]) ** 0.5
+            clean = spectrum.coordinates(denoiser.clean(root_abar * spectrum.images(x), t))
             x = step.moved(x, clean, sigma, after)
             progress(i + 1, len(way))
         return spectrum.images(x)
@@ -231,8 +231,8 @@ class _Step:
 
     def start(self, sigma: float) -> Tensor:
         fresh = self._fresh()
-        told = self.ybar + (sigma**2 - self.blur.square()).clamp(min=0).sqrt() * fresh
-        return torch.where(self.blur < sigma, told, sigma * fresh)
+        measured = self.ybar + (sigma**2 - self.blur.square()).clamp(min=0).sqrt() * fresh
+        return torch.where(self.blur < sigma, measured, sigma * fresh)
 
     def moved(self, x: Tensor, clean: Tensor, sigma: float, after: float) -> Tensor:
         eta, eta_b, fresh = self.chain.eta, self.chain.eta_b, self._fresh()
@@ -243,10 +243,10 @@ class _Step:
             vague = clean + still * toward + eta * after * fresh
         else:
             vague = unknown  # never chosen: without noise all that is known is known exactly
-        left = (after**2 - (eta_b * self.blur).square()).clamp(min=0).sqrt()
-        told = (1 - eta_b) * clean + eta_b * self.ybar + left * fresh
-        known = torch.where(self.blur <= after, told, vague)
-        return torch.where(self.singular > 0, known, unknown)
+        spread = (after**2 - (eta_b * self.blur).square()).clamp(min=0).sqrt()
+        precise = (1 - eta_b) * clean + eta_b * self.ybar + spread * fresh
+        measured = torch.where(self.blur <= after, precise, vague)
+        return torch.where(self.singular > 0, measured, unknown)
 
     def _fresh(self) -> Tensor:
         return torch.randn(self.ybar.shape, generator=self.generator, dtype=self.ybar.dtype)

@@ -88,10 +88,10 @@ class Schedule:
 
     def noised(self, images: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
         """x_t of each image.  # images and noise (n, c, h, w), steps (n,)"""
-        kept = self.kept(steps, images)
-        return kept.sqrt() * images + (1 - kept).sqrt() * noise
+        abar = self.abar_of(steps, images)
+        return abar.sqrt() * images + (1 - abar).sqrt() * noise
 
-    def kept(self, steps: Tensor, like: Tensor) -> Tensor:
+    def abar_of(self, steps: Tensor, like: Tensor) -> Tensor:
         """abar of each step, as numbers that images can be multiplied with.  # (n, 1, 1, 1)"""
         return self.abar[steps.cpu()].to(like).view(-1, *[1] * (like.ndim - 1))
 
@@ -103,7 +103,7 @@ def _abar(schedule: Schedule) -> Tensor:
 
 
 class Prediction(enum.Enum):
-    """What a network answers, under the names that a scheduler_config.json has for it."""
+    """The quantity that a network predicts, under its name in a scheduler_config.json."""
 
     EPSILON = "epsilon"
     """The noise itself [Ho et al., 2020, Eq. 12]."""
@@ -115,30 +115,30 @@ class Prediction(enum.Enum):
     def __repr__(self) -> str:
         return f"Prediction.{self.name}"
 
-    def target(self, images: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
-        """What the network is to answer; `kept` is abar."""
+    def target(self, images: Tensor, noise: Tensor, abar: Tensor) -> Tensor:
+        """Return the correct prediction of the network."""
         match self:
             case Prediction.EPSILON:
                 return noise
             case Prediction.V:
-                return kept.sqrt() * noise - (1 - kept).sqrt() * images
+                return abar.sqrt() * noise - (1 - abar).sqrt() * images
             case Prediction.SAMPLE:
                 return images
 
-    def clean(self, answer: Tensor, noisy: Tensor, kept: Tensor) -> Tensor:
-        """The clean image that the answer stands for."""
+    def clean(self, answer: Tensor, noisy: Tensor, abar: Tensor) -> Tensor:
+        """Return the clean image that a prediction stands for."""
         match self:
             case Prediction.EPSILON:
-                return (noisy - (1 - kept).sqrt() * answer) / kept.sqrt()
+                return (noisy - (1 - abar).sqrt() * answer) / abar.sqrt()
             case Prediction.V:
-                return kept.sqrt() * noisy - (1 - kept).sqrt() * answer
+                return abar.sqrt() * noisy - (1 - abar).sqrt() * answer
             case Prediction.SAMPLE:
                 return answer
 
 
-def noise_in(noisy: Tensor, clean: Tensor, kept: Tensor) -> Tensor:
-    """The noise that x_t holds where the clean image is this."""
-    return (noisy - kept.sqrt() * clean) / (1 - kept).sqrt()
+def noise_in(noisy: Tensor, clean: Tensor, abar: Tensor) -> Tensor:
+    """Return the noise in x_t, given the clean image."""
+    return (noisy - abar.sqrt() * clean) / (1 - abar).sqrt()
 
 
 def drawn_steps(schedule: Schedule, count: int, generator: torch.Generator) -> Tensor:
@@ -185,7 +185,7 @@ class Denoiser:
         """E[x_0 | x_t] as the network sees it, all images at the same step.  # (n, c, h, w)"""
         steps = torch.full((len(noisy),), step, dtype=torch.int64, device=noisy.device)
         answer = self.network(noisy, steps, labels)
-        clean = self.prediction.clean(answer, noisy, self.schedule.kept(steps, noisy))
+        clean = self.prediction.clean(answer, noisy, self.schedule.abar_of(steps, noisy))
         return clean.clamp(-1, 1) if self.clamp else clean
 
 
@@ -224,23 +224,23 @@ class Sampler:
     def end_of(
         self, denoiser: Denoiser, start: Tensor, generator: torch.Generator, labels: Tensor | None = None
     ) -> Tensor:
-        """Where a start leads; with eta 0 nothing is drawn, and nothing of the way is kept.  # (n, c, h, w) both"""
+        """Return the image that a start leads to; with eta 0 nothing is drawn.  # (n, c, h, w) both"""
         x = start
         way = spaced(denoiser.schedule, self.steps)
-        for here, after in zip(way, [*way[1:], None], strict=True):
-            clean = denoiser.clean(x, here, labels)
+        for step, after in zip(way, [*way[1:], None], strict=True):
+            clean = denoiser.clean(x, step, labels)
             if after is None:
                 return clean
-            x = self._moved(denoiser.schedule, x, clean, here, after, generator)
+            x = self._moved(denoiser.schedule, x, clean, step, after, generator)
         raise AssertionError("a way has an end")
 
     def _moved(
-        self, schedule: Schedule, x: Tensor, clean: Tensor, here: int, after: int, generator: torch.Generator
+        self, schedule: Schedule, x: Tensor, clean: Tensor, step: int, after: int, generator: torch.Generator
     ) -> Tensor:
-        kept, then = float(schedule.abar[here]), float(schedule.abar[after])
-        noise = noise_in(x, clean, torch.tensor(kept, dtype=x.dtype))
-        fresh = self.eta * math.sqrt((1 - then) / (1 - kept) * (1 - kept / then))
-        moved = math.sqrt(then) * clean + math.sqrt(max(0.0, 1 - then - fresh**2)) * noise
+        abar, next_abar = float(schedule.abar[step]), float(schedule.abar[after])
+        noise = noise_in(x, clean, torch.tensor(abar, dtype=x.dtype))
+        fresh = self.eta * math.sqrt((1 - next_abar) / (1 - abar) * (1 - abar / next_abar))
+        moved = math.sqrt(next_abar) * clean + math.sqrt(max(0.0, 1 - next_abar - fresh**2)) * noise
         return moved + fresh * torch.randn(x.shape, generator=generator) if fresh else moved
 
 
@@ -288,7 +288,7 @@ class ClassModel:
 
     def __post_init__(self) -> None:
         if not isinstance(self.denoiser.network, MaskedDiffusionTransformer):
-            raise UsageError(f"The diffusion model {self.title} can not be told a class: {TRAIN}.")
+            raise UsageError(f"The diffusion model {self.title} takes no class: {TRAIN}.")
 
     @property
     def network(self) -> MaskedDiffusionTransformer:
@@ -306,7 +306,7 @@ class ClassModel:
         return replace(self.denoiser, network=Guided(self.network, self.network.classes, scale))
 
     def decode(self, denoised: Tensor) -> Tensor:
-        """What the network denoises as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""
+        """Return denoised pictures or latents as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""
         decoder = self.denoiser.decoder
         return denoised if decoder is None else decoder.decode(denoised)
 
@@ -320,10 +320,10 @@ class ClassModel:
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
         """Refuse images of another shape than the model makes, and more classes than it knows."""
         if self.shape != shape:
-            made, here = (" x ".join(map(str, each)) for each in (self.shape, shape))
+            model_size, image_size = (" x ".join(map(str, size)) for size in (self.shape, shape))
             raise UsageError(
-                f"The diffusion model {self.title} makes images of {made} (channels, height, width), these are {here}: "
-                f"{TRAIN}."
+                f"The diffusion model {self.title} makes images of {model_size} (channels, height, width), these are "
+                f"{image_size}: {TRAIN}."
             )
         if classes > self.network.classes:
             raise UsageError(

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.files import follow_links, open_file, read_file, write_atomic
+from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
 from fedglass.core.registry import built_in
 from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.autoencoders import LatentSpace
@@ -34,19 +34,19 @@ from fedglass.models.weights import load_weights
 
 
 def diffusers_installed() -> bool:
-    """Whether diffusers can be asked."""
+    """Return whether diffusers is installed."""
     return importlib.util.find_spec("diffusers") is not None
 
 
 def unet_parameters(config: Mapping[str, Any]) -> int:
-    """How many parameters a UNet2DModel of that config.json has, for which none is allocated."""
+    """Return the number of parameters of a UNet2DModel with that config.json, without allocating them."""
     kind = _unet()
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         try:
             model: nn.Module = kind.from_config(dict(config))
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ModelError(f"diffusers can not build the UNet2DModel of this config.json: {error}.") from error
+            raise ModelError(f"diffusers cannot build the UNet2DModel of this config.json: {error}.") from error
     return sum(p.numel() for p in model.parameters())
 
 
@@ -56,7 +56,7 @@ def read_unet(folder: Path) -> nn.Module:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         try:
-            model, told = kind.from_pretrained(
+            model, loading_info = kind.from_pretrained(
                 str(folder),
                 use_safetensors=True,
                 local_files_only=True,
@@ -64,12 +64,16 @@ def read_unet(folder: Path) -> nn.Module:
                 output_loading_info=True,
             )
         except (OSError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise ModelError(f"diffusers can not read the UNet2DModel in {folder}: {error}") from error
-    amiss = [name for key in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told.get(key, ())]
-    if amiss:
-        raise ModelError(f"The weights in {folder} do not fit its config.json ({amiss[0]}, {len(amiss)} such in all).")
-    found: nn.Module = model
-    return found
+            raise ModelError(f"diffusers cannot read the UNet2DModel in {folder}: {error}") from error
+    misfits = [
+        name for key in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in loading_info.get(key, ())
+    ]
+    if misfits:
+        raise ModelError(
+            f"The weights in {folder} do not fit its config.json ({misfits[0]}, {len(misfits)} such in all)."
+        )
+    network: nn.Module = model
+    return network
 
 
 def _unet() -> Any:
@@ -95,7 +99,7 @@ TRAIN = "train one with `fedglass train diffusion DATA -o DIR`"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a folder is to hold, and how one comes by it."""
+    """The kind of model that a folder must hold, and how to get one."""
 
     noun: str
     train: str
@@ -116,7 +120,7 @@ class Configured(Protocol):
 
 def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
     """Write a network of ours, its weights in half precision; the weights come last."""
-    (folder / "scheduler").mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     schedule = denoiser.schedule
     scheduler = {
         "_class_name": "DDPMScheduler",
@@ -134,7 +138,7 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
 def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write a network of ours without a schedule, as an autoencoder has none."""
     assert isinstance(network, Configured), "a network of ours tells its options"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))
@@ -156,17 +160,17 @@ def load_folder(folder: Path) -> Denoiser:
 def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     if not (folder / AUTOENCODER).is_dir():
         return None
-    found = load_autoencoder(folder / AUTOENCODER)
-    if found.latent_shape != latent_shape:
+    autoencoder = load_autoencoder(folder / AUTOENCODER)
+    if autoencoder.latent_shape != latent_shape:
         raise ModelError(
-            f"The autoencoder in {folder / AUTOENCODER} has latents of {found.latent_shape}, the network beside it is "
-            f"for {latent_shape}: they do not belong together."
+            f"The autoencoder in {folder / AUTOENCODER} has latents of {autoencoder.latent_shape}, the network next to it "
+            f"is for {latent_shape}: they do not belong together."
         )
-    return found
+    return autoencoder
 
 
 def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
-    """What `save_network` wrote of an autoencoder."""
+    """Read the autoencoder that `save_network` wrote."""
     where = network_folder(folder, wanted)
     config = read_table(where / CONFIG)
     network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
@@ -207,14 +211,15 @@ def _of_autoencoder(folder: Path) -> list[Path]:
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
     """Refuse a model of other images than these."""
     if denoiser.shape is not None and denoiser.shape != shape:
-        made, here = (" x ".join(map(str, each)) for each in (denoiser.shape, shape))
+        model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
         raise UsageError(
-            f"The diffusion model {where} makes images of {made} (channels, height, width), these are {here}: {TRAIN}."
+            f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are {image_size}: "
+            f"{TRAIN}."
         )
 
 
 def network_folder(folder: Path, wanted: Wanted = DIFFUSION) -> Path:
-    """Where in a folder config and weights lie; one without them is refused."""
+    """Return the folder of config and weights inside a folder; one without them is refused."""
     if not folder.is_dir():
         raise UsageError(f"The {wanted.noun} {str(folder)!r} is not a folder: name one, or {wanted.train}.")
     where = folder / "unet" if (folder / "unet").is_dir() else folder
@@ -229,31 +234,31 @@ def _scheduler(folder: Path, where: Path) -> Path:
         if path.is_file():
             return path
     raise UsageError(
-        f"The folder {str(folder)!r} has no {SCHEDULER}, without which nobody knows the noise that its network was "
-        "trained on: save the scheduler beside the network."
+        f"The folder {str(folder)!r} has no {SCHEDULER}, so the noise that its network was trained on is "
+        "unknown: save the scheduler next to the network."
     )
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The options in a JSON file of somebody else's."""
+    """Read the options in a JSON file, which may come from others."""
     try:
-        found = json.loads(read_file(follow_links(path), MOST_TEXT).decode("utf-8"))
+        table = json.loads(read_file(follow_links(path), MOST_TEXT).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} can not be read as JSON ({error}): it is damaged or of another format.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} must hold a table of options, got {type(found).__name__}.")
-    return found
+        raise ModelError(f"{path} cannot be read as JSON ({error}): it is damaged or of another format.") from error
+    if not isinstance(table, dict):
+        raise ModelError(f"{path} must hold a table of options, got {type(table).__name__}.")
+    return table
 
 
 def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tuple[nn.Module, Shape]:
-    known = built_in(kind)
-    if not isinstance(name, str) or name not in known:
-        names = ", ".join([*known, FOREIGN] if kind == "denoisers" else known)
+    networks = built_in(kind)
+    if not isinstance(name, str) or name not in networks:
+        names = ", ".join([*networks, FOREIGN] if kind == "denoisers" else networks)
         raise ModelError(f"{where / CONFIG}: _class_name must be one of {names}, got {name!r}.")
     options = {key: value for key, value in config.items() if not key.startswith("_")}
     with torch.device("meta"):
         try:
-            network: nn.Module = known[name].value(**options)
+            network: nn.Module = networks[name].value(**options)
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
             raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
     _check_size(network_parameters(network), where)
@@ -264,7 +269,7 @@ def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tu
 
 
 def network_parameters(network: nn.Module) -> int:
-    """How many numbers its weights file holds."""
+    """Return how many numbers its weights file holds."""
     return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
@@ -298,7 +303,7 @@ class Borrowed(nn.Module):
 def _check_size(parameters: int, where: Path) -> None:
     """A config that asks for more weights than the file can hold is refused before they are allocated."""
     if parameters > (where / WEIGHTS).stat().st_size:  # a byte a weight is less than any format here
-        raise ModelError(f"{where / CONFIG} asks for {parameters:,} weights, more than {WEIGHTS} beside it can hold.")
+        raise ModelError(f"{where / CONFIG} asks for {parameters:,} weights, more than {WEIGHTS} next to it can hold.")
 
 
 def _check_finite(network: nn.Module, where: Path) -> None:

@@ -47,10 +47,10 @@ class TrainedOn:
 
     @classmethod
     def read(cls, folder: Path) -> TrainedOn:
-        """What the folder says; one that does not say it is refused."""
+        """Read what the network in a folder was trained on; a folder that does not say so is refused."""
         path = folder / TRAINED_ON
-        told = read_table(path)
-        data, images = told.get("data"), told.get("images")
+        table = read_table(path)
+        data, images = table.get("data"), table.get("images")
         named = isinstance(data, str) and 0 < len(data) <= MOST_NAME and data.isprintable()
         if not named or not isinstance(images, int) or isinstance(images, bool) or not 0 < images < 10**12:
             raise ModelError(

@@ -108,39 +108,41 @@ class MaskedDiffusionTransformer(nn.Module):
         self.out = _silent(width, channels * patch**2)
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, for its config.json."""
+        """Return the options that it was made with, for its config.json."""
         size = {"patch": self.patch, "width": self.width, "depth": self.depth, "decoder": self.decoder_depth}
         return {"shape": self.shape, "classes": self.classes, **size, "heads": self.heads}
 
     @property
     def tokens(self) -> int:
-        """Into how many patches a picture is cut."""
+        """Return how many patches a picture is cut into."""
         return self.grid[0] * self.grid[1]
 
-    def forward(self, noisy: Tensor, steps: Tensor, labels: Tensor | None, kept: Tensor | None = None) -> Tensor:
-        """Of the patches `kept` (n, k) alone, where given.  # noisy (n, c, h, w), steps and labels (n,)"""
+    def forward(self, noisy: Tensor, steps: Tensor, labels: Tensor | None, visible: Tensor | None = None) -> Tensor:
+        """Denoise; only the `visible` (n, k) patches are encoded, if given.  # noisy (n, c, h, w), steps, labels (n,)"""
         classes = torch.full_like(steps, self.classes) if labels is None else labels
         waves = sinusoids(steps, self.width).to(noisy.dtype)
         condition = self.time_embedding(waves) + self.class_embedding(classes)
         tokens = self.patch_embedding(self._patches(noisy)) + self.positions
-        if kept is not None:
-            tokens = _taken(tokens, kept)
+        if visible is not None:
+            tokens = _taken(tokens, visible)
         for block in self.encoder:
             tokens = block(tokens, condition)
-        tokens = tokens + self.decoder_positions if kept is None else self._interpolated(tokens, kept, condition)
+        tokens = tokens + self.decoder_positions if visible is None else self._interpolated(tokens, visible, condition)
         for block in self.decoder:
             tokens = block(tokens, condition)
         shift, scale = self.last_condition(F.silu(condition))[:, None].chunk(2, dim=-1)
         return self._picture(self.out(self.norm(tokens) * (1 + scale) + shift))
 
-    def _interpolated(self, seen: Tensor, kept: Tensor, condition: Tensor) -> Tensor:
-        """All tokens: those seen as they are, the others guessed from them."""
-        n, width = len(seen), seen.shape[-1]
-        where = kept[..., None].expand(-1, -1, width)
-        whole = self.mask_token.to(seen.dtype).expand(n, self.tokens, width).scatter(1, where, seen)
-        whole = whole + self.decoder_positions
-        hidden = torch.ones(n, self.tokens, 1, dtype=torch.bool, device=seen.device).scatter(1, kept[..., None], False)
-        return torch.where(hidden, self.interpolater(whole, condition), whole)
+    def _interpolated(self, encoded: Tensor, visible: Tensor, condition: Tensor) -> Tensor:
+        """Return all tokens: the encoded ones as they are, the hidden ones guessed from them."""
+        n, width = len(encoded), encoded.shape[-1]
+        where = visible[..., None].expand(-1, -1, width)
+        tokens = self.mask_token.to(encoded.dtype).expand(n, self.tokens, width).scatter(1, where, encoded)
+        tokens = tokens + self.decoder_positions
+        hidden = torch.ones(n, self.tokens, 1, dtype=torch.bool, device=encoded.device).scatter(
+            1, visible[..., None], False
+        )
+        return torch.where(hidden, self.interpolater(tokens, condition), tokens)
 
     def _patches(self, pictures: Tensor) -> Tensor:
         """(n, c, h, w) -> (n, tokens, c patch patch)"""
@@ -153,25 +155,25 @@ class MaskedDiffusionTransformer(nn.Module):
         """The inverse of `_patches`."""
         (channels, height, width), patch, (down, across) = self.shape, self.patch, self.grid
         grid = patches.reshape(len(patches), down, across, channels, patch, patch)
-        whole = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, down * patch, across * patch)
-        return whole[..., :height, :width]
+        padded_pictures = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, down * patch, across * patch)
+        return padded_pictures[..., :height, :width]
 
 
 def some_tokens(examples: int, tokens: int, hidden: float, generator: torch.Generator) -> Tensor:
-    """Which patches are not hidden, drawn for each example anew, in order.  # (n, k)
+    """Return the visible patches, drawn for each example separately, in order.  # (n, k)
 
     >>> some_tokens(5, 10, 0.3, torch.Generator()).shape
     torch.Size([5, 7])
     """
     if not 0 <= hidden < 1:
         raise UsageError(f"The hidden share of a picture's patches must be in [0, 1), got {hidden}.")
-    kept = max(1, tokens - round(hidden * tokens))
+    visible_count = max(1, tokens - round(hidden * tokens))
     order = torch.rand(examples, tokens, generator=generator).argsort(1)
-    return order[:, :kept].sort(1).values
+    return order[:, :visible_count].sort(1).values
 
 
-def _taken(tokens: Tensor, kept: Tensor) -> Tensor:
-    return tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
+def _taken(tokens: Tensor, visible: Tensor) -> Tensor:
+    return tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
 def _silent(inputs: int, outputs: int) -> nn.Linear:

@@ -38,41 +38,47 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.widths, self.blocks, self.patch = _checked(shape, widths, blocks, patch)
-        channels, told = self.shape[0] * patch**2, 4 * self.widths[0]
-        self.embed = nn.Sequential(nn.Linear(self.widths[0], told), nn.SiLU(), nn.Linear(told, told))
+        channels, embedding_width = self.shape[0] * patch**2, 4 * self.widths[0]
+        self.embed = nn.Sequential(
+            nn.Linear(self.widths[0], embedding_width), nn.SiLU(), nn.Linear(embedding_width, embedding_width)
+        )
         self.first = nn.Conv2d(channels, self.widths[0], 3, padding=1)
         self.last = nn.Sequential(
             _norm(self.widths[0]), nn.SiLU(), _silent(nn.Conv2d(self.widths[0], channels, 3, padding=1))
         )
         steps_down = list(pairwise(self.widths))
-        self.down = nn.ModuleList(Level(width, width, told, blocks) for width in self.widths[:-1])
+        self.down = nn.ModuleList(Level(width, width, embedding_width, blocks) for width in self.widths[:-1])
         self.coarser = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in steps_down)
         deepest = self.widths[-1]
         self.middle = nn.ModuleList(
-            [Residual(deepest, deepest, told), Attention(deepest), Residual(deepest, deepest, told)]
+            [
+                Residual(deepest, deepest, embedding_width),
+                Attention(deepest),
+                Residual(deepest, deepest, embedding_width),
+            ]
         )
         self.finer = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in steps_down)
-        self.up = nn.ModuleList(Level(2 * width, width, told, blocks) for width in self.widths[:-1])
+        self.up = nn.ModuleList(Level(2 * width, width, embedding_width, blocks) for width in self.widths[:-1])
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, for its config.json."""
+        """Return the options that it was made with, for its config.json."""
         return {"shape": self.shape, "widths": self.widths, "blocks": self.blocks, "patch": self.patch}
 
     def forward(self, images: Tensor, steps: Tensor, labels: Tensor | None = None) -> Tensor:
         height, width = images.shape[-2:]
         unit = self.patch * 2 ** (len(self.widths) - 1)
         padded = F.pad(images, (0, -width % unit, 0, -height % unit), mode="replicate")
-        told = self.embed(sinusoids(steps, self.widths[0]).to(images.dtype))
+        embedding = self.embed(sinusoids(steps, self.widths[0]).to(images.dtype))
         x = self.first(F.pixel_unshuffle(padded, self.patch))
-        kept = []
+        skips = []
         for level, coarser in zip(self.down, self.coarser, strict=True):
-            kept.append(level(x, told))
-            x = coarser(kept[-1])
+            skips.append(level(x, embedding))
+            x = coarser(skips[-1])
         for part in self.middle:
-            x = part(x, told)
+            x = part(x, embedding)
         for level, finer in reversed(list(zip(self.up, self.finer, strict=True))):
             larger = F.interpolate(finer(x), scale_factor=2.0, mode="nearest")
-            x = level(torch.cat([larger, kept.pop()], 1), told)
+            x = level(torch.cat([larger, skips.pop()], 1), embedding)
         answer = F.pixel_shuffle(self.last(x), self.patch)
         return answer[..., :height, :width]
 
@@ -86,18 +92,18 @@ def sinusoids(steps: Tensor, width: int) -> Tensor:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside the identity; the step scales and shifts what is between them."""
+    """Two convolutions with a shortcut; the step scales and shifts the values between them."""
 
-    def __init__(self, before: int, after: int, told: int) -> None:
+    def __init__(self, before: int, after: int, embedding_width: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = _norm(before), _norm(after)
         self.conv1 = nn.Conv2d(before, after, 3, padding=1)
         self.conv2 = _silent(nn.Conv2d(after, after, 3, padding=1))
-        self.tell = nn.Linear(told, 2 * after)
+        self.tell = nn.Linear(embedding_width, 2 * after)
         self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1)
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
-        scale, shift = self.tell(F.silu(told))[:, :, None, None].chunk(2, 1)
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        scale, shift = self.tell(F.silu(embedding))[:, :, None, None].chunk(2, 1)
         y = self.norm2(self.conv1(F.silu(self.norm1(x)))) * (1 + scale) + shift
         result: Tensor = self.skip(x) + self.conv2(F.silu(y))
         return result
@@ -112,24 +118,24 @@ class Attention(nn.Module):
         self.ask = nn.Conv2d(width, 3 * width, 1)
         self.answer = _silent(nn.Conv2d(width, width, 1))
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         n, _, height, width = x.shape
         q, k, v = self.ask(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)  # (n, pixels, channels) each
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, -1, height, width)
-        result: Tensor = x + self.answer(seen)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, -1, height, width)
+        result: Tensor = x + self.answer(attended)
         return result
 
 
 class Level(nn.Module):
     """Residual blocks of one resolution."""
 
-    def __init__(self, before: int, width: int, told: int, blocks: int) -> None:
+    def __init__(self, before: int, width: int, embedding_width: int, blocks: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(Residual(before if i == 0 else width, width, told) for i in range(blocks))
+        self.parts = nn.ModuleList(Residual(before if i == 0 else width, width, embedding_width) for i in range(blocks))
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         for part in self.parts:
-            x = part(x, told)
+            x = part(x, embedding)
         return x
 
 

@@ -1,4 +1,4 @@
-"""What runs the cases of an audit, and what it owes to its caller."""
+"""Executors run the cases of an audit: their contract, the one that stays in this process, and jobs as bytes."""
 
 from __future__ import annotations
 
@@ -18,166 +18,157 @@ from fedglass.attack.parts import Progress
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.execution.machine import one_thread
 
-# What may go wrong in one case without ending the audit.
-
-
 FAILURES = (FedglassError, RuntimeError, MemoryError)
-"""Anything else is a fault of fedglass."""
+"""Errors that fail one case without ending the audit; anything else is a fault of fedglass."""
 
 
-def in_words(error: BaseException) -> str:
-    """A failure as a record or a refusal tells it.
+def failure_text(error: BaseException) -> str:
+    """Return a failure as text for a record or a refusal.
 
-    >>> in_words(MemoryError("no room")), in_words(UsageError("lr must be positive."))
+    >>> failure_text(MemoryError("no room")), failure_text(UsageError("lr must be positive."))
     ('MemoryError: no room', 'lr must be positive.')
     """
     return str(error) if isinstance(error, FedglassError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager
-def blaming(where: str) -> Iterator[None]:
-    """What would make a case fail makes the plan wrong."""
+def as_usage_error(where: str) -> Iterator[None]:
+    """Turn an error that would fail a case into an error of the plan."""
     try:
         yield
     except FAILURES as error:
-        raise UsageError(f"{where}: {in_words(error)}") from error
+        raise UsageError(f"{where}: {failure_text(error)}") from error
 
 
-EVERY = 0.2
-"""Seconds between two words of progress."""
+REPORT_SECONDS = 0.2
+"""Seconds between two reports of progress."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Lost:
-    """In place of a result: why there is none."""
+class FailedJob:
+    """The reason that a job has no result."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
-class Watch(Generic[Job]):
-    """Hears which job has started, and how many iterations of how many it has done."""
+class Callbacks(Generic[Job]):
+    """Functions that are called when a job starts, and with the iterations that it has done, of how many."""
 
     started: Callable[[Job], None]
     moved: Callable[[Job, int, int], None]
 
 
 class Executor(Protocol):
-    """Runs a function on jobs, somewhere. What is needed of every executor:
+    """Runs a function on jobs, somewhere. Every executor keeps these rules:
 
-    - Each job comes back exactly once, the same object that was given, with its result, in the order in which the
-      jobs end. The caller keeps what it was handed, so results are handed over as they come, not at the end.
-    - A job whose process or machine is gone comes back with `Lost` and the reason, and takes no other job with it. On
-      this machine it is not tried again: the next run of the audit does that. On a cluster, where machines come and
-      go, it may be tried a few times before it is lost.
-    - Results do not depend on the executor. `work` runs on one thread of torch, a job sees nothing of the jobs
-      before it, and the environment variables are those of the caller; on other machines those that begin with
-      `FEDGLASS_`, since the rest is the other machine's own business.
+    - Each job is returned exactly once, as the same object, with its result, in the order in which the jobs end.
+      The caller writes results down as they come, so they are not held back until the end.
+    - A job of a process or machine that is gone is returned with `FailedJob` and the reason; other jobs go on. On this
+      machine the job is not tried again: the next run of the audit does that. On a cluster, where machines come and
+      go, it may be tried a few times first.
+    - Results do not depend on the executor. `work` runs on one thread of torch. A job sees nothing of earlier jobs.
+      The environment variables are those of the caller; on other machines only those that begin with `FEDGLASS_`,
+      since the other variables belong to that machine.
     - `work` is a function of a module, found by its name on the other side. Jobs and results travel as pickles; a
-      job that can not be pickled is refused with a `UsageError`. An executor that stays in the process need not.
-    - `work` turns the failures that it knows into results. What else it raises is a fault: it may end the run, or
-      lose that job.
-    - All calls of `watch` come from the thread that iterates. `started` comes before the job's other news; `moved`
-      may come seldom (see `Throttled`), or never.
+      job that cannot be pickled is refused with a `UsageError`, except by an executor that stays in this process.
+    - `work` turns the failures that it knows into results. Any other exception is a fault: it may end the run, or
+      fail that job.
+    - All calls of `callbacks` come from the thread that iterates. `started` comes before `moved` of the same job;
+      `moved` may come seldom (see `ThrottledProgress`), or never.
     - Nothing runs before the iterator is asked, and nothing is left running when it is closed or its process dies:
       closing is how Ctrl-C ends an audit.
     """
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
         ...
 
 
 @runtime_checkable
-class Ready(Executor, Protocol):
-    """An executor whose workers wait for the next run."""
+class PooledExecutor(Executor, Protocol):
+    """An executor with a pool of workers that wait for the next run."""
 
     def slots(self) -> int:
-        """How many jobs run at a time."""
+        """Return how many jobs run at a time."""
         ...
 
 
 @runtime_checkable
-class Lasting(Protocol):
+class ReusableExecutor(Protocol):
     """An executor that can keep its workers from one run to the next, for many runs of short jobs."""
 
-    def kept(self) -> AbstractContextManager[Ready]:
-        """The same executor with workers that end with the context; they are started when they are first needed."""
+    def persistent(self) -> AbstractContextManager[PooledExecutor]:
+        """Return the same executor with workers that end with the context and start when they are first needed."""
         ...
 
 
-def kept(executor: Executor) -> AbstractContextManager[Executor]:
-    """The executor with workers that stay for the context, where it can keep them."""
-    return executor.kept() if isinstance(executor, Lasting) else nullcontext(executor)
+def persistent(executor: Executor) -> AbstractContextManager[Executor]:
+    """Return the executor with workers that stay for the context, where it can keep them."""
+    return executor.persistent() if isinstance(executor, ReusableExecutor) else nullcontext(executor)
 
 
-class Throttled:
-    """A progress callback that speaks at most every so often, and at the end."""
+class ThrottledProgress:
+    """A progress callback that reports at most every `REPORT_SECONDS`, and at the end."""
 
     def __init__(self, say: Callable[[int, int], None]) -> None:
-        self.say, self.last = say, -EVERY
+        self.say, self.last = say, -REPORT_SECONDS
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if done >= total or now - self.last >= EVERY:
+        if done >= total or now - self.last >= REPORT_SECONDS:
             self.last = now
             self.say(done, total)
 
 
-# The executor that needs nothing.
-
-
 @dataclass(frozen=True)
 class InProcess:
-    """Runs the jobs here, one after another. A job that kills its process ends the run."""
+    """Runs the jobs in this process, one after another. A job that kills its process ends the run."""
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they were given."""
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the given order."""
         for job in jobs:
-            watch.started(job)
+            callbacks.started(job)
 
             def say(done: int, total: int, job: Job = job) -> None:
-                watch.moved(job, done, total)
+                callbacks.moved(job, done, total)
 
             with one_thread():
-                result = work(job, Throttled(say))
+                result = work(job, ThrottledProgress(say))
             yield job, result
 
 
-# Jobs and results as bytes.
+class UnsendableJob(UsageError):
+    """A job that only the process that made it can run."""
 
 
-class Unsendable(UsageError):
-    """A job that only the process that made it can do."""
-
-
-def packed(value: object) -> bytes:
-    """The value as bytes, or a sentence on why it has none."""
+def to_bytes(value: object) -> bytes:
+    """Return the value as bytes; one that cannot be pickled is refused."""
     buffer = io.BytesIO()
     try:
-        _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _TensorPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise Unsendable(
-            f"The case can not be sent to a worker process ({error}): define the model and the parts in an "
+        raise UnsendableJob(
+            f"The case cannot be sent to a worker process ({error}): define the model and the parts in an "
             "importable module, or set workers to 1."
         ) from error
     return buffer.getvalue()
 
 
-def unpacked(raw: bytes) -> Any:
-    """What was packed, by ourselves: bytes of others are not to be trusted with this."""
+def from_bytes(raw: bytes) -> Any:
+    """Return the value of our own `to_bytes`; never call this on bytes of others, which could run code."""
     return pickle.loads(raw)
 
 
-class _Packer(pickle.Pickler):
-    """Plain tensors as their entries: torch would write an archive for each of the hundreds in a round's messages."""
+class _TensorPickler(pickle.Pickler):
+    """Writes plain tensors as raw bytes: torch would write an archive for each of hundreds of tensors in a round."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and _is_plain(value):
@@ -186,7 +177,7 @@ class _Packer(pickle.Pickler):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its entries are all there is to it; one that shares them or has a history is left to torch."""
+    """Return whether the entries say all about a tensor: it shares no memory and has no history."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -199,8 +190,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _tensor(raw: bytes, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Into memory of torch's own, which is aligned alike in every process: the last bits of a product depend on it."""
-    found = torch.empty(shape, dtype=kind)
-    flat = found.view(-1).numpy()
+    """Copy into memory of torch, which is aligned alike in every process: the last bits of a product depend on it."""
+    tensor = torch.empty(shape, dtype=kind)
+    flat = tensor.view(-1).numpy()
     flat[:] = np.frombuffer(raw, dtype=flat.dtype)
-    return found
+    return tensor

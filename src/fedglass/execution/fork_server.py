@@ -1,4 +1,4 @@
-"""Where worker processes come from. This module imports no torch, so that `warm` can be called before anything else."""
+"""The start of worker processes. No torch is imported here, so that `start_fork_server` can be called first of all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from fedglass.core.errors import UsageError
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-
-# not all systems have both
-
-PARTS = ("fedglass.recipes", "fedglass.models.catalogue")
-"""What the jobs of every kind of work are made of."""
+PRELOADED = ("fedglass.recipes", "fedglass.models.catalogue")
+"""Modules that every kind of job needs."""
 
 
-def context() -> ForkServerContext | SpawnContext:
-    """How workers are started: as forks of a server that has imported what they need, where that is safe.
+def start_method() -> ForkServerContext | SpawnContext:
+    """Return how workers are started: as forks of a server that has imported what they need, where that is safe.
 
     Never as forks of this process: a copy of a process in which torch has run threads may hang. On macOS, system
     libraries start threads of their own when they are loaded, in the server too.
@@ -33,23 +30,23 @@ def context() -> ForkServerContext | SpawnContext:
     return multiprocessing.get_context("forkserver") if _has_fork_server() else multiprocessing.get_context("spawn")
 
 
-def warm(module: str) -> None:
-    """Start the fork server, which imports the module of the work; does nothing where it runs already.
+def start_fork_server(module: str) -> None:
+    """Start the fork server, which imports the module of the work; do nothing where it runs already.
 
     Called early, its imports overlap with those of this process. The server ends with this process.
     """
     refuse_while_loading()
     if not _has_fork_server():
         return
-    multiprocessing.set_forkserver_preload([module, *PARTS])
+    multiprocessing.set_forkserver_preload([module, *PRELOADED])
     # The tracker first: when it is started, it unblocks the signals that it found blocked.
     resource_tracker.ensure_running()
-    with _sheltered(), _same_modules():
+    with _interrupts_blocked(), _same_modules():
         forkserver.ensure_running()
 
 
 def refuse_while_loading() -> None:
-    """Raise where a worker is still loading the script that started it, which then has no guard."""
+    """Refuse to start workers while a worker still loads the script that started it: that script has no main guard."""
     try:
         spawn.get_preparation_data("worker")
     except RuntimeError as error:
@@ -64,8 +61,8 @@ def _has_fork_server() -> bool:
 
 
 @contextlib.contextmanager
-def _sheltered() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, not even while they import: this process decides what it means."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Keep Ctrl-C from processes that are started here, even while they import: this process decides what it means."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -75,7 +72,7 @@ def _sheltered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_modules() -> Iterator[None]:
-    """A process started here finds the modules that this process finds.
+    """Let processes that are started here find the modules that this process finds.
 
     Python 3.11 does not tell its fork server where to look, and lets it look into the current folder first.
     """

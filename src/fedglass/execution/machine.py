@@ -1,4 +1,4 @@
-"""What a record says about the machine: versions, devices, threads and memory."""
+"""The machine as records describe it: versions, devices, threads and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def device_named(name: str) -> torch.device:
-    """The device of that name; `auto` is CUDA or MPS where present, and the CPU otherwise.
+    """Return the device of that name; `auto` is CUDA or MPS where present, and the CPU otherwise.
 
     >>> device_named("cpu")
     device(type='cpu')
@@ -35,7 +35,7 @@ def device_named(name: str) -> torch.device:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What bit-identical records depend on, beside the plan."""
+    """Return the versions and settings that bit-identical records depend on, in addition to the plan."""
     return {
         "fedglass": __version__,
         "torch": torch.__version__,
@@ -48,7 +48,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch, the caller's number afterwards: sums then have one order on every machine."""
+    """Limit torch to one thread inside the context: sums then have one order on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -71,7 +71,7 @@ def reset_peak() -> None:
 
 
 def peak_mib() -> float | None:
-    """The highest resident memory since `reset_peak` in MiB, or None where the system does not say."""
+    """Return the highest resident memory since `reset_peak` in MiB, or None where the system does not say."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

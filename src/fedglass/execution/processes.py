@@ -22,26 +22,26 @@ from fedglass.attack.parts import Progress
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.execution.executor import (
+    Callbacks,
     Executor,
+    FailedJob,
     InProcess,
     Job,
-    Lost,
-    Ready,
+    PooledExecutor,
     Result,
-    Throttled,
-    Watch,
-    packed,
-    unpacked,
+    ThrottledProgress,
+    from_bytes,
+    to_bytes,
 )
-from fedglass.execution.fork_server import context, refuse_while_loading, warm
+from fedglass.execution.fork_server import refuse_while_loading, start_fork_server, start_method
 
-PATIENCE = 5.0
-"""Seconds that a worker is given to end by itself."""
+EXIT_SECONDS = 5.0
+"""Seconds that a worker has to end by itself."""
 
 
 @register("executors", "processes", summary="worker processes of this machine")
 def executor_for(workers: int) -> Executor:
-    """This process for one worker, processes of their own for more.
+    """Return an executor of this process for one worker, and of worker processes for more.
 
     >>> executor_for(1), executor_for(2)
     (InProcess(), Processes(workers=2))
@@ -51,7 +51,7 @@ def executor_for(workers: int) -> Executor:
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs the jobs in so many processes of this machine. A single job, or a single worker, stays in this process."""
+    """Runs the jobs in worker processes of this machine. A single job, or a single worker, stays in this process."""
 
     workers: int
 
@@ -62,143 +62,147 @@ class Processes:
             refuse_while_loading()
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
-        with self.kept() as team:
-            yield from team.run(work, jobs, watch)
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
+        with self.persistent() as pool:
+            yield from pool.run(work, jobs, callbacks)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[Ready]:
-        """The processes are started by the first run that needs them, and end with the context."""
-        team = _Team(self.workers)
+    def persistent(self) -> Iterator[PooledExecutor]:
+        """Keep the processes, which the first run that needs them starts, until the context ends."""
+        pool = _Pool(self.workers)
         try:
-            yield team
+            yield pool
         finally:
-            team.dismiss()
+            pool.stop()
 
 
 @dataclass(eq=False)
-class _Team:
-    """So many processes, or fewer where there never was that much to do."""
+class _Pool:
+    """Up to `limit` worker processes; each is started when there is a job for it."""
 
-    most: int
+    limit: int
     workers: list[_Worker] = field(default_factory=list)
 
     def slots(self) -> int:
-        return self.most
+        return self.limit
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
-        count = min(self.most, len(jobs))
-        return InProcess().run(work, jobs, watch) if count <= 1 else self._apart(work, jobs, watch, count)
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
+        count = min(self.limit, len(jobs))
+        return (
+            InProcess().run(work, jobs, callbacks) if count <= 1 else self._run_in_workers(work, jobs, callbacks, count)
+        )
 
-    def _apart(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job], count: int
-    ) -> Iterator[tuple[Job, Result | Lost]]:
+    def _run_in_workers(
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job], count: int
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
         waiting = deque(jobs)
-        packed((work, jobs[0]))  # what can not be sent is said before processes are started
+        to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before processes are started
         try:
             for index in range(count):
                 if index == len(self.workers):
-                    self.workers.append(_Worker.hired(work))
-                self.workers[index].take(work, waiting, watch.started)
+                    self.workers.append(_Worker.start(work))
+                self.workers[index].assign(work, waiting, callbacks.started)
             while busy := {worker.pipe: worker for worker in self.workers if worker.job is not None}:
                 for pipe in wait(list(busy)):
                     worker = next(w for p, w in busy.items() if p is pipe)
-                    heard, job = worker.hear(), worker.job
-                    if isinstance(heard, _Moved):
-                        watch.moved(job, heard.done, heard.total)
+                    message, job = worker.receive(), worker.job
+                    if isinstance(message, _ProgressMessage):
+                        callbacks.moved(job, message.done, message.total)
                         continue
                     worker.job = None
-                    if isinstance(heard, Lost):
-                        self._leave(worker)
+                    if isinstance(message, FailedJob):
+                        self._remove(worker)
                         if waiting:
-                            self.workers.append(worker := _Worker.hired(work))
+                            self.workers.append(worker := _Worker.start(work))
                     if waiting:
-                        worker.take(work, waiting, watch.started)
-                    yield job, heard if isinstance(heard, Lost) else heard.result
+                        worker.assign(work, waiting, callbacks.started)
+                    yield job, message if isinstance(message, FailedJob) else message.result
         finally:
             for worker in [w for w in self.workers if w.job is not None]:
-                self._leave(worker)
+                self._remove(worker)
 
-    def _leave(self, worker: _Worker) -> None:
+    def _remove(self, worker: _Worker) -> None:
         self.workers.remove(worker)
-        worker.dismiss()
+        worker.stop()
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         for worker in list(self.workers):
-            self._leave(worker)
+            self._remove(worker)
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """A worker's word on how far it is."""
+class _ProgressMessage:
+    """A message of a worker: the iterations that it has done, of how many."""
 
     done: int
     total: int
 
 
 @dataclass(frozen=True, eq=False)
-class _Ended:
-    """A worker's last word on a job."""
+class _ResultMessage:
+    """A message of a worker: the result of its job."""
 
     result: Any
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, our end of its pipe, and what it is working on."""
+    """A process, our end of its pipe, and the job that it works on."""
 
     process: BaseProcess
     pipe: Connection
     job: Any = None
 
     @classmethod
-    def hired(cls, work: Callable[[Any, Progress], Any]) -> _Worker:
-        warm(work.__module__)
-        start = context()
-        ours, theirs = start.Pipe()
-        process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
+    def start(cls, work: Callable[[Any, Progress], Any]) -> _Worker:
+        start_fork_server(work.__module__)
+        method = start_method()
+        ours, theirs = method.Pipe()
+        process = method.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
         process.start()
         theirs.close()
         return cls(process, ours)
 
-    def take(self, work: Callable[[Job, Progress], Any], waiting: deque[Job], started: Callable[[Job], None]) -> None:
+    def assign(self, work: Callable[[Job, Progress], Any], waiting: deque[Job], started: Callable[[Job], None]) -> None:
         self.job = waiting.popleft()
         started(self.job)
-        # A worker that is already gone is noticed when it is listened to.
+        # A worker that is already gone is noticed when its answer is read.
         with contextlib.suppress(OSError):
-            self.pipe.send_bytes(packed((work, self.job)))
+            self.pipe.send_bytes(to_bytes((work, self.job)))
 
-    def hear(self) -> _Moved | _Ended | Lost:
-        """Progress, the result, or `Lost` from a worker that is no more."""
+    def receive(self) -> _ProgressMessage | _ResultMessage | FailedJob:
+        """Return the next message of the worker, or `FailedJob` if its process has ended."""
         try:
-            heard: _Moved | _Ended = unpacked(self.pipe.recv_bytes())
+            message: _ProgressMessage | _ResultMessage = from_bytes(self.pipe.recv_bytes())
         except (EOFError, OSError):
-            self.process.join(PATIENCE)
+            self.process.join(EXIT_SECONDS)
             code = self.process.exitcode
-            cause = "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its last words"
-            return Lost(
+            cause = (
+                "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its output above"
+            )
+            return FailedJob(
                 f"The worker process ended without a result (exit code {code}; {cause}). Use fewer workers or "
                 "smaller batches, then run the same command again."
             )
-        return heard
+        return message
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         self.pipe.close()
         if self.job is not None:
             self.process.terminate()
-        self.process.join(PATIENCE)
+        self.process.join(EXIT_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
-    """The life of a worker. It ends when its parent closes the pipe, or is no more."""
+    """Run the jobs that come through the pipe, until the parent closes it or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     # A fork server keeps the environment in which it was started, perhaps long ago.
     os.environ.clear()
@@ -206,9 +210,9 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     torch.set_num_threads(1)
 
     def say(done: int, total: int) -> None:
-        pipe.send_bytes(packed(_Moved(done, total)))
+        pipe.send_bytes(to_bytes(_ProgressMessage(done, total)))
 
     with contextlib.suppress(EOFError, OSError):
         while True:
-            work, job = unpacked(pipe.recv_bytes())
-            pipe.send_bytes(packed(_Ended(work(job, Throttled(say)))))
+            work, job = from_bytes(pipe.recv_bytes())
+            pipe.send_bytes(to_bytes(_ResultMessage(work(job, ThrottledProgress(say)))))

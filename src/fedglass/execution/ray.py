@@ -1,8 +1,7 @@
-"""Ray, an optional package: a cluster that is there already, or one of this machine's own.
+"""Cases on a Ray cluster: one that runs already, or one of this machine. Ray is an optional package.
 
-Ray runs what it is sent, as the user who started it. So a cluster is joined with its token alone, and one that is
-started here has a token of its own, listens on the loopback interface alone and keeps its files where nobody else reads
-them.
+Ray runs the code that it is sent, as the user who started it. So a cluster is joined only with its token. A cluster
+that is started here has a token of its own, listens on the loopback interface alone and keeps its files private.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from fedglass.attack.parts import Progress
 from fedglass.core.environment import cores, environment
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
-from fedglass.execution.executor import Job, Lost, Ready, Result, Watch
-from fedglass.execution.remote import Cluster, Crashed, Failed, connected
+from fedglass.execution.executor import Callbacks, FailedJob, Job, PooledExecutor, Result
+from fedglass.execution.remote import Cluster, TaskFailed, WorkerLost, connected_executor
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Despite its name it works on Linux: without it a node listens on every interface."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-MOMENT = 1.0
-"""Seconds for which the end of some task is awaited."""
-LONGEST = 40
-"""Characters of a folder in which the names of Ray's sockets still fit."""
+WAIT_SECONDS = 1.0
+"""Seconds to wait for the end of some task."""
+LONGEST_FOLDER = 40
+"""Characters of a folder name that leave room for the names of Ray's sockets."""
 
 
 def check_installed() -> None:
-    """Refuse where Ray can not be asked; it is not imported for that."""
+    """Refuse where Ray is not installed, without importing it."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("The executor ray needs the package ray, which is not installed: pip install fedglass[ray].")
 
@@ -54,34 +53,34 @@ class RayCluster:
     """A connection to Ray."""
 
     ray: Any
-    most: int
+    limit: int
     gpus: int
 
     def slots(self) -> int:
-        return self.most
+        return self.limit
 
     def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> Any:
-        # Ray would try again by itself, for ever where memory ran out: who sends the task counts instead.
+        # Ray would try again by itself, for ever where memory ran out: `run_on_cluster` counts the attempts instead.
         options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": 0, "name": f"fedglass {key}"}
         return _remote(self.ray, function).options(**options).remote(task)
 
     def ended(self, handles: Sequence[Any]) -> Sequence[Any]:
-        if not self.ray.wait(handles, num_returns=1, timeout=MOMENT)[0]:
+        if not self.ray.wait(handles, num_returns=1, timeout=WAIT_SECONDS)[0]:
             return []
-        found: Sequence[Any] = self.ray.wait(handles, num_returns=len(handles), timeout=0)[0]
-        return found
+        finished: Sequence[Any] = self.ray.wait(handles, num_returns=len(handles), timeout=0)[0]
+        return finished
 
-    def answer(self, handle: Any) -> Any:
+    def result(self, handle: Any) -> Any:
         errors = self.ray.exceptions
         try:
             return self.ray.get(handle)
         except errors.RayTaskError as error:
-            raise Failed(_last_line(error)) from error
+            raise TaskFailed(_last_line(error)) from error
         except errors.RayError as error:
-            raise Crashed(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise WorkerLost(f"{type(error).__name__}: {_first_line(error)}") from error
 
     def forget(self, handle: Any) -> None:
-        """Nothing is left of it as soon as nobody holds the handle."""
+        """Do nothing: Ray frees the task as soon as its handle is gone."""
 
     def cancel(self, handle: Any) -> None:
         self.ray.cancel(handle, force=True)
@@ -89,14 +88,14 @@ class RayCluster:
 
 @contextlib.contextmanager
 def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
-    """A cluster of this machine, which ends with the context, and with this process."""
-    place = Path(tempfile.mkdtemp(prefix="fedglass-", dir=_short_folder()))  # closed to others
-    told = {MODE: "token", TOKEN: _own_token(), "RAY_TMPDIR": str(place / "ray"), **LOOPBACK_ALONE, **QUIET}
+    """Start a cluster of this machine, which ends with the context or with this process."""
+    place = Path(tempfile.mkdtemp(prefix="fedglass-", dir=_short_folder()))
+    variables = {MODE: "token", TOKEN: _own_token(), "RAY_TMPDIR": str(place / "ray"), **LOOPBACK_ALONE, **QUIET}
     try:
-        with environment(told):
+        with environment(variables):
             ray = _imported(loopback=True)
             if ray.is_initialized():
-                raise _busy()
+                raise _already_connected()
             # In this thread: Linux ends the cluster with the thread that started it.
             ray.init(
                 address="local",
@@ -117,7 +116,7 @@ def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
 
 @contextlib.contextmanager
 def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> Iterator[RayCluster]:
-    """The cluster at that address, of which this machine is a node; `workers` of 0 are all that it has."""
+    """Join the cluster at that address; this machine must be one of its nodes. `workers=0` uses all of its workers."""
     host, port = _host_and_port(address)
     mode = os.environ.get(MODE, "token")
     if mode == "token":
@@ -127,7 +126,7 @@ def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> It
     with environment({MODE: mode, **(LOOPBACK_ALONE if near else {}), **QUIET}):
         ray = _imported(loopback=near)
         if ray.is_initialized():
-            raise _busy()
+            raise _already_connected()
         _join(ray, address, patience)
         try:
             kind = "GPU" if gpus else "CPU"
@@ -137,7 +136,7 @@ def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> It
 
 
 def _join(ray: Any, address: str, patience: float) -> None:
-    """Connect, or say why not: left alone, Ray may try for minutes, in code that does not hear Ctrl-C."""
+    """Connect within `patience` seconds: Ray itself may try for minutes, in code that ignores Ctrl-C."""
     raised: list[BaseException] = []
 
     def connect() -> None:
@@ -155,7 +154,7 @@ def _join(ray: Any, address: str, patience: float) -> None:
             "its token is the one here, and that this machine is one of its nodes; then run the same command again."
         )
     if raised:
-        raise AuditError(f"The Ray cluster at {address} can not be joined: {_first_line(raised[0])}") from raised[0]
+        raise AuditError(f"The Ray cluster at {address} cannot be joined: {_first_line(raised[0])}") from raised[0]
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -169,13 +168,13 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _check_token() -> None:
-    """Refuse to go on without a token. A file of ours that others can read is closed to them: Ray leaves it open."""
+    """Refuse to go on without a token, and make the token file private: Ray leaves it readable for others."""
     if os.environ.get(TOKEN):
         return
     path = Path(os.environ.get(TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
     if not path.is_file():
         raise UsageError(
-            f"A Ray cluster is joined with its token, and there is none here: set {TOKEN}, or {TOKEN_FILE} to a file "
+            f"Joining a Ray cluster needs its token, and none is set here: set {TOKEN}, or {TOKEN_FILE} to a file "
             f"that holds it, or copy it to {path} (`ray get-auth-token` on the cluster's head prints it)."
         )
     with contextlib.suppress(OSError):
@@ -212,19 +211,19 @@ def _imported(loopback: bool) -> Any:
     return ray
 
 
-def _busy() -> UsageError:
+def _already_connected() -> UsageError:
     return UsageError("This process is connected to a Ray cluster already: call ray.shutdown() first.")
 
 
 @functools.cache
 def _own_token() -> str:
-    """One for all clusters of this process: Ray reads it once."""
+    """Return one token for all clusters of this process: Ray reads it only once."""
     return os.environ.get(TOKEN) or secrets.token_hex(32)
 
 
 def _short_folder() -> str | None:
-    """Where temporary files go, unless the names of sockets would be too long there."""
-    return None if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
+    """Return the folder for temporary files, or a shorter one where the names of sockets would be too long."""
+    return None if len(tempfile.gettempdir()) <= LONGEST_FOLDER else "/tmp"
 
 
 @functools.cache
@@ -237,28 +236,25 @@ def _first_line(error: BaseException) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """Of a traceback, what was raised."""
+    """Return the last line of a traceback, which says what was raised."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-# Cases on a Ray cluster.
 
 
 @register("executors", "ray", summary="a Ray cluster: the one at an address, or one of this machine on loopback alone")
 @dataclass(frozen=True)
 class OnRay:
-    """Runs the jobs as tasks of Ray. One whose worker is killed is sent again, up to three times.
+    """Runs the jobs as tasks of Ray. A job that loses its worker is sent again, up to three times.
 
     Without an address, a cluster of `workers` processes is started for the run: it listens on loopback alone, has a
-    token of its own and ends with this process. Progress within a case is not told.
+    token of its own and ends with this process. Progress within a case is not reported.
     """
 
     workers: int = 0
     """Tasks at a time; 0 for all that the cluster has."""
     address: str = ""
-    """HOST:PORT of a cluster of which this machine is a node."""
+    """HOST:PORT of a cluster; this machine must be one of its nodes."""
     patience: float = 30.0
-    """Seconds after which a cluster that does not answer is given up."""
+    """Seconds to wait for an answer of the cluster."""
     gpus: int = 0
     """Of each task."""
 
@@ -271,15 +267,15 @@ class OnRay:
         check_installed()
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
-        with self.kept() as ready:
-            yield from ready.run(work, jobs, watch)
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
+        with self.persistent() as executor:
+            yield from executor.run(work, jobs, callbacks)
 
-    def kept(self) -> AbstractContextManager[Ready]:
-        """Connected by the first run that has jobs, until the context ends."""
-        return connected(self._cluster)
+    def persistent(self) -> AbstractContextManager[PooledExecutor]:
+        """Return an executor that the first run with jobs connects, until the context ends."""
+        return connected_executor(self._cluster)
 
     def _cluster(self) -> AbstractContextManager[Cluster]:
         if self.address:

@@ -1,4 +1,4 @@
-"""Runs jobs on a cluster of others: tasks are sent, lost ones are sent again, and each job comes back once."""
+"""The run of jobs on a cluster: what a cluster must offer, and how jobs are sent, sent again and returned once."""
 
 from __future__ import annotations
 
@@ -18,121 +18,121 @@ from fedglass import __version__
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
-from fedglass.execution.executor import Job, Lost, Ready, Result, Watch, packed, unpacked
-
-# What a cluster does for an executor, whatever others call it: it takes a task and gives back what came of it.
+from fedglass.execution.executor import Callbacks, FailedJob, Job, PooledExecutor, Result, from_bytes, to_bytes
 
 
-class Crashed(Exception):
+class WorkerLost(Exception):
     """The process or the machine of a task is gone; elsewhere the same task may succeed."""
 
 
-class Failed(Exception):
+class TaskFailed(Exception):
     """A task ended with an error of its own, and would do so again."""
 
 
 class Cluster(Protocol):
-    """Tasks are handed in, and known by their handles until they have been answered or cancelled."""
+    """Takes tasks and returns their results; a handle names a task until it is forgotten or cancelled."""
 
     def slots(self) -> int:
-        """How many tasks should be in its hands at a time."""
+        """Return how many tasks the cluster takes at a time."""
         ...
 
     def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> Any:
-        """Have `function(task)` called by some worker. Tasks of one key have the same result."""
+        """Have a worker call `function(task)`, and return a handle. Tasks of one key have the same result."""
         ...
 
     def ended(self, handles: Sequence[Any]) -> Sequence[Any]:
-        """Those that have ended; waits a moment for the first of them, and may return none."""
+        """Return the handles that have ended; wait a moment for the first of them, and perhaps return none."""
         ...
 
-    def answer(self, handle: Any) -> Any:
-        """What came of a task that has ended; raises `Crashed` or `Failed`."""
+    def result(self, handle: Any) -> Any:
+        """Return the result of a task that has ended, or raise `WorkerLost` or `TaskFailed`."""
         ...
 
     def forget(self, handle: Any) -> None:
-        """Clear away what is left of a task that has ended: its answer is in safe hands."""
+        """Remove the files of a task that has ended: its result has been saved."""
         ...
 
     def cancel(self, handle: Any) -> None:
-        """End a task that nobody waits for any more."""
+        """End a task that is no longer needed."""
         ...
 
 
 ATTEMPTS = 4
-"""How often a job is sent before it is given up: one that is too large for every machine must not go round for ever."""
-OURS = "FEDGLASS_"
-"""What the names of those environment variables begin with that workers on other machines are told."""
+"""Times that a job is sent: one that is too large for every machine must not be sent for ever."""
+ENVIRONMENT_PREFIX = "FEDGLASS_"
+"""Environment variables with names that begin so are passed to workers on other machines."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A job on its way, and what its worker must know before it unpacks it."""
+    """A job on its way, and the settings that its worker needs before it unpacks the job."""
 
     job: bytes
     path: Sequence[str]
-    """Where modules are found, after the worker's own places."""
+    """Folders of modules, searched after those of the worker."""
     folder: str
-    """The current one, for files that are named from there, where the worker has it."""
+    """The current folder, for relative file names, where the worker has that folder."""
     environment: Mapping[str, str]
     versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a task: a packed result, or why this worker can not have any."""
+class TaskResult:
+    """The result of a task as bytes, or the reason that this worker cannot run it."""
 
     result: bytes = b""
     refusal: str = ""
 
 
-def perform(task: Task) -> Answer:
-    """What a worker does with a task, in whatever process it runs."""
+def run_task(task: Task) -> TaskResult:
+    """Run a task in the process of a worker."""
     if task.versions != _versions():
-        return Answer(refusal=f"a worker has {_in_words(_versions())}, this process {_in_words(task.versions)}")
+        return TaskResult(
+            refusal=f"a worker has {_versions_text(_versions())}, this process {_versions_text(task.versions)}"
+        )
     sys.path += [place for place in task.path if place not in sys.path]
     with contextlib.suppress(OSError):
         os.chdir(task.folder)
-    for name in [name for name in os.environ if name.startswith(OURS)]:
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
         del os.environ[name]
     os.environ.update(task.environment)
     torch.set_num_threads(1)
     try:
-        work, job = unpacked(task.job)
+        work, job = from_bytes(task.job)
     except (ImportError, AttributeError) as error:
-        return Answer(refusal=f"a worker can not load the case ({error})")
-    return Answer(packed(work(job, no_progress)))
+        return TaskResult(refusal=f"a worker cannot load the case ({error})")
+    return TaskResult(to_bytes(work(job, no_progress)))
 
 
-def run_on(
-    cluster: Cluster, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-) -> Iterator[tuple[Job, Result | Lost]]:
-    """Jobs with their results, in the order in which they end."""
-    waiting = deque(map(_Sending, jobs))
-    running: dict[Any, _Sending[Job]] = {}
+def run_on_cluster(
+    cluster: Cluster, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+) -> Iterator[tuple[Job, Result | FailedJob]]:
+    """Yield each job with its result, in the order in which the jobs end."""
+    waiting = deque(map(_QueuedJob, jobs))
+    running: dict[Any, _QueuedJob[Job]] = {}
 
     def send() -> None:
         while waiting and len(running) < cluster.slots():
-            sending = waiting.popleft()
-            if not sending.crashes:
-                watch.started(sending.job)
-            task = _task(work, sending.job)
-            running[cluster.submit(perform, task, _key(work, sending.job, task))] = sending
+            queued = waiting.popleft()
+            if not queued.crashes:
+                callbacks.started(queued.job)
+            task = _task(work, queued.job)
+            running[cluster.submit(run_task, task, _key(work, queued.job, task))] = queued
 
     try:
         send()
         while running:
             for handle in cluster.ended(list(running)):
-                sending = running.pop(handle)
-                found = _result(cluster, handle, sending)
-                if isinstance(found, _Again):
+                queued = running.pop(handle)
+                result = _result(cluster, handle, queued)
+                if isinstance(result, _Retry):
                     cluster.forget(handle)
-                    waiting.append(sending)  # behind all others: what takes workers away may be over by then
+                    waiting.append(queued)  # last in the queue: the cause of the loss may be over by then
                     send()
                     continue
                 send()
-                yield sending.job, found
-                # Only now: whoever was killed before has kept nothing of it.
+                yield queued.job, result
+                # Only now: a caller that was killed before has not saved the result.
                 cluster.forget(handle)
     finally:
         for handle in running:
@@ -140,61 +140,63 @@ def run_on(
 
 
 @dataclass(eq=False)
-class _Sending(Generic[Job]):
-    """A job, and how often a worker was lost with it."""
+class _QueuedJob(Generic[Job]):
+    """A job that waits or runs, and the number of workers that were lost with it."""
 
     job: Job
     crashes: int = 0
 
 
-class _Again:
-    """In place of a result: the job is to be sent once more."""
+class _Retry:
+    """A mark that the job must be sent again."""
 
 
-def _result(cluster: Cluster, handle: Any, sending: _Sending[Job]) -> Any:
-    """The job's result, `Lost` or `_Again`."""
+def _result(cluster: Cluster, handle: Any, queued: _QueuedJob[Job]) -> Any:
+    """Return the result of the job, `FailedJob` or `_Retry`."""
     try:
-        answer: Answer = cluster.answer(handle)
-    except Failed as error:
-        return Lost(f"The task failed on the cluster ({error}); run the same command again, or leave this case out.")
-    except Crashed as error:
-        sending.crashes += 1
-        if sending.crashes < ATTEMPTS:
-            return _Again()
-        return Lost(
+        answer: TaskResult = cluster.result(handle)
+    except TaskFailed as error:
+        return FailedJob(
+            f"The task failed on the cluster ({error}); run the same command again, or leave this case out."
+        )
+    except WorkerLost as error:
+        queued.crashes += 1
+        if queued.crashes < ATTEMPTS:
+            return _Retry()
+        return FailedJob(
             f"{ATTEMPTS} workers of the cluster were lost with this case, the last one so: {error}. Use smaller "
             "batches or workers with more memory, then run the same command again."
         )
     if answer.refusal:
         raise UsageError(f"On the cluster {answer.refusal}: install there what is installed here.")
-    return unpacked(answer.result)
+    return from_bytes(answer.result)
 
 
 def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
-    told = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
     folder = os.getcwd()
-    return Task(packed((work, job)), [place or folder for place in sys.path], folder, told, _versions())
+    return Task(to_bytes((work, job)), [place or folder for place in sys.path], folder, variables, _versions())
 
 
 def _versions() -> dict[str, str]:
-    """What the results of all workers must have in common."""
+    """Return the versions that all workers must share."""
     return {"fedglass": __version__, "torch": str(torch.__version__), "python": "{}.{}".format(*sys.version_info)}
 
 
-def _in_words(versions: Mapping[str, str]) -> str:
+def _versions_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _key(work: Callable[[Job, Progress], Any], job: Job, task: Task) -> str:
-    """What decides the result of a job: its own key where it has one, else all of it."""
-    own = getattr(job, "key", None)
-    content = own if isinstance(own, str) else hashlib.sha256(task.job).hexdigest()
-    return digest(work.__module__, work.__qualname__, _in_words(task.versions), content)[:32]
+    """Return a digest of what decides the result of a job: the key of the job where it has one, else all of it."""
+    key = getattr(job, "key", None)
+    content = key if isinstance(key, str) else hashlib.sha256(task.job).hexdigest()
+    return digest(work.__module__, work.__qualname__, _versions_text(task.versions), content)[:32]
 
 
 @dataclass(eq=False)
-class Kept:
-    """An executor on a cluster that is connected by the first run, and stays so."""
+class ClusterExecutor:
+    """An executor that connects to its cluster at the first run, and stays connected."""
 
     connect: Callable[[], AbstractContextManager[Cluster]]
     stack: ExitStack
@@ -206,20 +208,20 @@ class Kept:
         return self.connected[0]
 
     def slots(self) -> int:
-        """How many jobs run at a time."""
+        """Return how many jobs run at a time."""
         return self._cluster().slots()
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
-            packed((work, jobs[0]))  # what can not be sent is said before a cluster is asked for
-            yield from run_on(self._cluster(), work, jobs, watch)
+            to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before the cluster is asked
+            yield from run_on_cluster(self._cluster(), work, jobs, callbacks)
 
 
 @contextlib.contextmanager
-def connected(connect: Callable[[], AbstractContextManager[Cluster]]) -> Iterator[Ready]:
-    """Workers of a cluster for as long as the context lasts."""
+def connected_executor(connect: Callable[[], AbstractContextManager[Cluster]]) -> Iterator[PooledExecutor]:
+    """Make an executor that stays connected to its cluster until the context ends."""
     with ExitStack() as stack:
-        yield Kept(connect, stack)
+        yield ClusterExecutor(connect, stack)

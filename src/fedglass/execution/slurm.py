@@ -1,4 +1,8 @@
-"""Cases as jobs of SLURM."""
+"""Cases as jobs of SLURM, by the optional package submitit.
+
+A task has a folder, named by its key, on a file system that all machines share. If a caller was killed, the next one
+that submits the same task finds its folder: it waits for a job that waits or runs, and reads one that has ended.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +22,19 @@ from typing import Any
 
 from fedglass.attack.parts import Progress
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import write_atomic
+from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.registry import register
-from fedglass.execution.executor import Job, Lost, Result, Watch, packed
-from fedglass.execution.remote import Crashed, Failed, run_on
+from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, to_bytes
+from fedglass.execution.remote import TaskFailed, WorkerLost, run_on_cluster
 
-# submitit, an optional package, as the way to SLURM.
-#
-# A task has a folder, named by its key, on a file system that all machines share. What a killed caller has left there
-# is
-# taken up by the next one that hands in the same task: a job that still waits or runs is waited for, one that has ended
-# is read.
-
-
-MOMENT = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks at the jobs."""
-NOTE = "job"
-"""The file in a task's folder that says under which number it was handed in."""
+JOB_NUMBER = "job"
+"""The file in a task's folder that holds the number of its SLURM job."""
 
 
 def check_available(system: str) -> None:
-    """Refuse where jobs can not be handed in."""
+    """Refuse where jobs cannot be submitted."""
     if importlib.util.find_spec("submitit") is None:
         raise UsageError(
             "The executor slurm needs the package submitit, which is not installed: pip install fedglass[slurm]."
@@ -51,10 +47,10 @@ def check_available(system: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Handle:
-    """A task that was handed in."""
+class SubmittedTask:
+    """A submitted task: its folder and its job."""
 
-    place: Path
+    folder: Path
     job: Any
 
 
@@ -63,26 +59,26 @@ class SubmititCluster:
     """SLURM, or `local`: the same with processes of this machine, to try it out."""
 
     system: str
-    most: int
+    limit: int
     root: Path
     parameters: Mapping[str, Any]
 
     @classmethod
-    def opened(cls, system: str, most: int, root: Path, parameters: Mapping[str, Any]) -> SubmititCluster:
-        """With a folder that nobody else can write to."""
+    def open(cls, system: str, limit: int, root: Path, parameters: Mapping[str, Any]) -> SubmititCluster:
+        """Make the folder of the jobs, which is closed to other users."""
         _make_private(root)
         logging.getLogger("submitit").setLevel(logging.ERROR)
-        return cls(system, most, root, parameters)
+        return cls(system, limit, root, parameters)
 
     def slots(self) -> int:
-        return self.most
+        return self.limit
 
-    def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> Handle:
-        place = self.root / key
-        if (left := self._left_by_another(place)) is not None:
-            return Handle(place, left)
-        shutil.rmtree(place, ignore_errors=True)
-        executor = _submitit().AutoExecutor(folder=place, cluster=self.system)
+    def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> SubmittedTask:
+        folder = self.root / key
+        if (earlier := self._submitted_before(folder)) is not None:
+            return SubmittedTask(folder, earlier)
+        shutil.rmtree(folder, ignore_errors=True)
+        executor = _submitit().AutoExecutor(folder=folder, cluster=self.system)
         executor.update_parameters(**self.parameters)
         try:
             job = executor.submit(function, task)
@@ -91,39 +87,39 @@ class SubmititCluster:
                 f"SLURM did not take the job ({_last_line(error)}): correct the executor's options, or run the same "
                 "command again later."
             ) from error
-        write_atomic(place / NOTE, job.job_id)
-        return Handle(place, job)
+        write_atomic(folder / JOB_NUMBER, job.job_id)
+        return SubmittedTask(folder, job)
 
-    def _left_by_another(self, place: Path) -> Any:
-        """The job of the same task that somebody handed in before; None where nobody knows of it any more."""
+    def _submitted_before(self, folder: Path) -> Any:
+        """Return the job of the same task that an earlier run submitted, or None if SLURM does not know it any more."""
         try:
-            number = (place / NOTE).read_text()
+            number = read_file(folder / JOB_NUMBER, 1000).decode()
         except OSError:
             return None
         kind = _submitit().SlurmJob if self.system == "slurm" else _submitit().LocalJob
-        job = kind(place, number)
-        known = job.paths.result_pickle.exists() or job.get_info().get("State")
-        return job if known else None
+        job = kind(folder, number)
+        exists = job.paths.result_pickle.exists() or job.get_info().get("State")
+        return job if exists else None
 
-    def ended(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        found = [handle for handle in handles if handle.job.done()]
-        if not found:
-            time.sleep(MOMENT)
-        return found
+    def ended(self, handles: Sequence[SubmittedTask]) -> Sequence[SubmittedTask]:
+        finished = [handle for handle in handles if handle.job.done()]
+        if not finished:
+            time.sleep(POLL_SECONDS)
+        return finished
 
-    def answer(self, handle: Handle) -> Any:
+    def result(self, handle: SubmittedTask) -> Any:
         utils = _submitit().core.utils
         try:
             return handle.job.result()
         except utils.FailedJobError as error:  # also an UncompletedJobError, so it goes first
-            raise Failed(_raised(error)) from error
+            raise TaskFailed(_exception_text(error)) from error
         except utils.UncompletedJobError as error:
-            raise Crashed(f"job {handle.job.job_id} ended without a result, {handle.job.state}") from error
+            raise WorkerLost(f"job {handle.job.job_id} ended without a result, {handle.job.state}") from error
 
-    def forget(self, handle: Handle) -> None:
-        shutil.rmtree(handle.place, ignore_errors=True)
+    def forget(self, handle: SubmittedTask) -> None:
+        shutil.rmtree(handle.folder, ignore_errors=True)
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: SubmittedTask) -> None:
         with contextlib.suppress(OSError):
             handle.job.cancel(check=False)
         self.forget(handle)
@@ -134,21 +130,21 @@ def _submitit() -> Any:
 
 
 def _make_private(root: Path) -> None:
-    """The folder holds pickles and private examples: it is ours, and closed to others."""
+    """Make the folder, and check that only we can enter it: it holds pickles, which are run, and private examples."""
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.stat()
+        make_folder(root)
+        status = root.stat()
     except OSError as error:
-        raise UsageError(f"The folder {root} for SLURM's jobs can not be made: {error.strerror}.") from error
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise UsageError(f"The folder {root} for SLURM's jobs cannot be made: {error.strerror}.") from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
             f"The folder {root} for SLURM's jobs must belong to you and be closed to others, since what lies there is "
             f"run: chmod 700 {root}, or name another one."
         )
 
 
-def _raised(error: BaseException) -> str:
-    """What was raised: the last line of the trace between the rules of submitit's report."""
+def _exception_text(error: BaseException) -> str:
+    """Return the last line of the traceback in submitit's report, which says what was raised."""
     trace = str(error).partition("---\n")[2].partition("\n---")[0]
     return (trace.strip().splitlines() or [type(error).__name__])[-1]
 
@@ -158,25 +154,25 @@ def _last_line(error: BaseException) -> str:
 
 
 SYSTEMS = ("slurm", "local")
-AT_A_TIME = 16
+JOBS_AT_A_TIME = 16
 
 
 @register("executors", "slurm", summary="jobs of SLURM, by submitit")
 @dataclass(frozen=True)
 class OnSlurm:
-    """Runs every job as a job of SLURM. One that is lost is handed in again, up to three times.
+    """Runs every job as a job of SLURM. A job that is lost is submitted again, up to three times.
 
     Clients of simulated federations train in this process: a round is shorter than a queue. Progress within a case
-    is not told. Where this process is killed, its jobs go on, and the next run of the same audit takes them up.
+    is not reported. If this process is killed, its jobs go on, and the next run of the same audit uses their results.
     """
 
-    workers: int = AT_A_TIME
+    workers: int = JOBS_AT_A_TIME
     """Jobs in the queue at a time."""
     partition: str = ""
     account: str = ""
     qos: str = ""
     minutes: int = 60
-    """After which SLURM ends a job."""
+    """Minutes after which SLURM ends a job."""
     memory_gb: int = 4
     gpus: int = 0
     folder: str = ""
@@ -195,13 +191,13 @@ class OnSlurm:
         check_available(self.system)
 
     def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], watch: Watch[Job]
-    ) -> Iterator[tuple[Job, Result | Lost]]:
-        """Jobs with their results, in the order in which they end."""
+        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+        """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
-            packed((work, jobs[0]))  # what can not be sent is said before anything is handed in
-            cluster = SubmititCluster.opened(self.system, self.workers, self._root(), self._parameters())
-            yield from run_on(cluster, work, jobs, watch)
+            to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before anything is submitted
+            cluster = SubmititCluster.open(self.system, self.workers, self._root(), self._parameters())
+            yield from run_on_cluster(cluster, work, jobs, callbacks)
 
     def _root(self) -> Path:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -9,7 +9,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Own
 from fedglass.federation.transcript import MEAN_RULE, Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Truths
-from fedglass.federation.views import Knows, ViewBuilder, ViewLabel, ViewResult, check_common_model
+from fedglass.federation.views import COUNTED, Knows, Naming, ViewBuilder, ViewLabel, ViewResult, check_common_model
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class PeerView:
         names = tuple(p.name for p in peers)
         return ViewResult(builder.observation(knows, truths, own), names, name if itself else None)
 
-    def describe(self) -> str:
+    def describe(self, naming: Naming = COUNTED) -> str:
         return (
-            f"client {self.client}, a participant, sees the global models before and after round {self.round + 1}, "
-            "and its own examples and update"
+            f"{naming.client(self.client)}, a participant, sees the global models before and after round "
+            f"{naming.round(self.round)}, and its own examples and update"
         )
 
-    def label(self) -> ViewLabel:
-        return ViewLabel("peer", f"peer {self.client}")
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return ViewLabel("peer", f"peer {self.client if naming.clients is None else naming.client(self.client)}")
 
 
 def _accepted(name: str, round_: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:

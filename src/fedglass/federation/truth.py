@@ -106,14 +106,14 @@ class Truths:
 
     def save(self, directory: str | Path) -> None:
         """Write the private examples, apart from the transcript; only their owner may read the files."""
-        from fedglass.recordings.saved import save_truths
+        from fedglass.recordings.truth_files import save_truths
 
         save_truths(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path) -> Truths:
         """Read the examples that `save` wrote."""
-        from fedglass.recordings.saved import load_truths
+        from fedglass.recordings.truth_files import load_truths
 
         return load_truths(Path(directory))
 

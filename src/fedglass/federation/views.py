@@ -76,11 +76,36 @@ class ViewResult:
     """The adversary itself, if it is a participant with examples in the message too."""
 
 
+@dataclass(frozen=True)
+class Naming:
+    """Names of clients and rounds in sentences.
+
+    A simulation counts: its first client is "client 0", and its round 0 is shown as round 1. A recorded federation has
+    names and numbers of its own, which stay as they are.
+
+    >>> Naming().client(1), Naming().round(0), Naming(("site-1", "site-2")).client(1), Naming(("site-1",)).round(0)
+    ('client 1', 1, 'site-2', 0)
+    """
+
+    clients: tuple[str, ...] | None = None
+    """The names of a recorded federation's clients, by position; None in a simulation."""
+
+    def client(self, position: int) -> str:
+        return f"client {position}" if self.clients is None else self.clients[position]
+
+    def round(self, index: int) -> int:
+        return index + 1 if self.clients is None else index
+
+
+COUNTED = Naming()
+"""The naming of a simulation."""
+
+
 class View(Protocol):
     """An adversary's view. A frozen dataclass: its repr is a part of a case's identity."""
 
     def rounds(self) -> tuple[int, ...]:
-        """Return the rounds that it needs, counted from 0."""
+        """The rounds that must be kept for it, by their numbers in the transcript."""
         ...
 
     def check(self, participants: ParticipantsByRound) -> None:
@@ -91,8 +116,8 @@ class View(Protocol):
         """Return what the adversary observes. From the truths it takes its own examples and the facts of oracles."""
         ...
 
-    def describe(self) -> str:
-        """Return the view as a sentence without its full stop."""
+    def describe(self, naming: Naming = COUNTED) -> str:
+        """Describe the view in plain words; of a recorded federation, with its own names and numbers."""
         ...
 
 
@@ -108,7 +133,7 @@ class ViewLabel:
 class HasLabel(Protocol):
     """A view with a short name; other views are called by their description."""
 
-    def label(self) -> ViewLabel: ...
+    def label(self, naming: Naming = COUNTED) -> ViewLabel: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,11 +249,14 @@ class ServerView:
         builder = ViewBuilder(transcript, self.round, sender, message.update, message.buffers, start=message.start)
         return ViewResult(builder.observation(knows, truths), (name,))
 
-    def describe(self) -> str:
-        return f"the server sees the update of client {self.client} in round {self.round + 1}"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees the update of {naming.client(self.client)} in round {naming.round(self.round)}"
 
-    def label(self) -> ViewLabel:
-        return ViewLabel("server", f"server, client {self.client}")
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return ViewLabel("server", f"server, {naming.client(self.client)}")
+
+
+# A server behind secure aggregation.
 
 
 @dataclass(frozen=True)
@@ -253,11 +281,14 @@ class AggregateView:
         builder = ViewBuilder(transcript, self.round, accepted, round_.step, round_.buffers_after)
         return ViewResult(builder.observation(knows, truths), tuple(p.name for p in accepted))
 
-    def describe(self) -> str:
-        return f"the server sees only the clients' aggregate of round {self.round + 1} (secure aggregation)"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sees only the clients' aggregate of round {naming.round(self.round)} (secure aggregation)"
 
-    def label(self) -> ViewLabel:
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
         return ViewLabel("aggregate", "aggregate")
+
+
+# Several rounds of the same client, or of the same clients, looked at together.
 
 
 @dataclass(frozen=True)
@@ -298,13 +329,13 @@ class Together:
             _check_same(first, other, earliest, view, truths)
         return replace(first, observation=replace(first.observation, also=tuple(o.observation for o in others)))
 
-    def describe(self) -> str:
-        counted = ", ".join(str(index + 1) for index in reversed(self.rounds()))
-        return f"{self.ordered[0].describe()}, and the same of rounds {counted} together"
+    def describe(self, naming: Naming = COUNTED) -> str:
+        numbers = ", ".join(str(naming.round(index)) for index in reversed(self.rounds()))
+        return f"{self.ordered[0].describe(naming)}, and the same of rounds {numbers} together"
 
-    def label(self) -> ViewLabel:
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
         first = self.ordered[0]
-        short = first.label() if isinstance(first, HasLabel) else ViewLabel("server", first.describe())
+        short = first.label(naming) if isinstance(first, HasLabel) else ViewLabel("server", first.describe(naming))
         return ViewLabel(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
 
 

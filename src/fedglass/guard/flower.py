@@ -1,7 +1,8 @@
-"""The guard as a mod of a Flower client, and the server's count of who is left. Needs `flwr`.
+"""The guard as a mod of a Flower client, and the server's count of sound replies. Needs `flwr`.
 
-`ClientApp(mods=[GuardMod(Guard(...)), ...])`: first in the list is outermost, so that it sees what the others made of
-the update. A mod that masks updates for secure aggregation stands outside of it: nobody can check a masked one.
+`ClientApp(mods=[GuardMod(Guard(...)), ...])`: the first mod of the list is the outermost, so that it sees what the
+other mods made of the update. A mod that masks updates for secure aggregation must stand before it: a masked update
+cannot be checked.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from fedglass.recorders.hooks import TrainingReader
 CODE = 6
 """Flower's number for a mod whose precondition failed."""
 METRICS = ("num-examples", "num_examples", "train_loss", "loss", "eval_loss", "eval_acc", "accuracy")
-"""Figures that may leave beside an update."""
+"""Figures that may leave together with an update."""
 STATE = "fedglass.guard."
-"""Before the names of what is kept in the client's context, which stays there."""
+"""The prefix of entries in the client's context, which stays on the client."""
 
 CallNext = Callable[[Message, Context], Message]
 Others = Callable[[Context], Tensor]
 
 
 class GuardMod:
-    """Lets out the model's arrays if the guard clears them, allowed figures, and nothing else; never raises.
+    """Sends the model's arrays if the guard clears them, and allowed figures; never raises.
 
-    Answers to `train` are checked by the guard; those to `evaluate` may hold allowed figures only; all others are
-    refused. The answer is built anew out of what was checked: what an app put beside it stays here. `others` gives
-    inputs that the client does not train on, and `distinct` the number of its examples where augmentation
-    makes more of them.
+    Replies to `train` are checked by the guard. Replies to `evaluate` may hold only allowed figures. All other replies
+    are refused. The reply is rebuilt from what was checked: anything else that an app put into it stays on the client.
+
+    Args:
+        metrics: The names of allowed figures.
+        others: Gives inputs that the client does not train on.
+        distinct: Gives the number of the client's examples, if augmentation makes more of them.
     """
 
     def __init__(
@@ -54,53 +58,55 @@ class GuardMod:
 
     def __call__(self, msg: Message, ctxt: Context, call_next: CallNext) -> Message:
         try:
-            return self._answered(msg, ctxt, call_next)
+            return self._reply(msg, ctxt, call_next)
         except Exception:  # noqa: BLE001 # an exception's text would reach the server
             return refusal(msg)
 
-    def _answered(self, msg: Message, ctxt: Context, call_next: CallNext) -> Message:
+    def _reply(self, msg: Message, ctxt: Context, call_next: CallNext) -> Message:
         kind = msg.metadata.message_type.partition(".")[0]
-        # Taken before the app runs, which may write into what it was given.
-        came = _arrays(msg) if kind == "train" else None
+        # Copied before the app runs, which may write into its message.
+        received = _arrays(msg) if kind == "train" else None
         with self.guard.watch() as reader:
             reply = call_next(msg, ctxt)
         if reply.has_error():
             return refusal(msg)
         if kind != "train":
-            built = self._figures_only(reply, msg) if kind == "evaluate" else None
-            return built or (reply if self.guard.policy != "block" else refusal(msg))
-        report, built = self._checked(reader, came, reply, msg, ctxt)
-        if report.sound and built is not None:
-            return built
+            rebuilt = self._figures_only(reply, msg) if kind == "evaluate" else None
+            return rebuilt or (reply if self.guard.policy != "block" else refusal(msg))
+        report, rebuilt = self._checked(reader, received, reply, msg, ctxt)
+        if report.sound and rebuilt is not None:
+            return rebuilt
         return reply if report.allowed else refusal(msg)
 
     def _checked(
-        self, reader: TrainingReader, came: dict[str, Tensor] | None, reply: Message, msg: Message, ctxt: Context
+        self, reader: TrainingReader, received: dict[str, Tensor] | None, reply: Message, msg: Message, ctxt: Context
     ) -> tuple[GuardReport, Message | None]:
-        guard = replace(self.guard, memory=remembered(ctxt))
+        guard = replace(self.guard, memory=load_memory(ctxt))
         leaving = _arrays(reply)
-        built = self._built(leaving, reply, msg)
-        if came is None or leaving is None or built is None or list(came) != list(leaving):
+        rebuilt = self._rebuilt(leaving, reply, msg)
+        if received is None or leaving is None or rebuilt is None or list(received) != list(leaving):
             report = guard.refused(Reason.STRUCTURE)
         else:
             others = None if self.others is None else self.others(ctxt)
             distinct = None if self.distinct is None else self.distinct(ctxt)
-            report = guard.check_watched(reader, came, after=leaving, others=others, distinct=distinct)
-        remember(ctxt, guard.memory)
-        return report, built
+            report = guard.check_watched(reader, received, after=leaving, others=others, distinct=distinct)
+        save_memory(ctxt, guard.memory)
+        return report, rebuilt
 
-    def _built(self, leaving: dict[str, Tensor] | None, reply: Message, msg: Message) -> Message | None:
-        """The answer out of the arrays that are checked and allowed figures; None where it holds anything else."""
+    def _rebuilt(self, leaving: dict[str, Tensor] | None, reply: Message, msg: Message) -> Message | None:
+        """Return the reply made of the checked arrays and allowed figures; None if the reply holds anything else."""
         figures, names = self._figures(reply), set(reply.content.array_records)
         if figures is None or leaving is None or not names <= {"arrays", *msg.content.array_records}:
             return None
         return Message(RecordDict({names.pop(): ArrayRecord(dict(leaving)), **figures}), reply_to=msg)
 
     def _figures_only(self, reply: Message, msg: Message) -> Message | None:
+        """Return the reply made of allowed figures; None if the reply holds anything else."""
         figures = self._figures(reply)
         return None if figures is None or reply.content.array_records else Message(RecordDict(figures), reply_to=msg)
 
     def _figures(self, reply: Message) -> dict[str, Any] | None:
+        """Return a copy of the metrics; None if one of them is not an allowed finite number."""
         records = reply.content.metric_records
         if reply.content.config_records or len(records) > 1 or not set(records) <= {"metrics"}:
             return None
@@ -112,20 +118,20 @@ class GuardMod:
 
 
 def refusal(msg: Message) -> Message:
-    """The one answer in place of an update."""
+    """Return the one reply to a refused update."""
     return Message(Error(code=CODE, reason=REFUSED), reply_to=msg)
 
 
 def _arrays(message: Message) -> dict[str, Tensor] | None:
-    """A copy of the one record of arrays; None where there is another number of them."""
+    """Return a copy of the only record of arrays; None if there is not exactly one."""
     records = list(message.content.array_records.values())
     if len(records) != 1:
         return None
     return {name: tensor.clone() for name, tensor in records[0].to_torch_state_dict().items()}
 
 
-def remembered(ctxt: Context) -> GuardMemory:
-    """What the guard keeps from round to round in the client's own context: processes may serve several clients."""
+def load_memory(ctxt: Context) -> GuardMemory:
+    """Read the guard's memory of earlier rounds from the client's context: a process may serve several clients."""
     state = ctxt.state
     if f"{STATE}counts" not in state:
         return GuardMemory()
@@ -137,7 +143,8 @@ def remembered(ctxt: Context) -> GuardMemory:
     return GuardMemory(counts, before, sent)
 
 
-def remember(ctxt: Context, memory: GuardMemory) -> None:
+def save_memory(ctxt: Context, memory: GuardMemory) -> None:
+    """Write the guard's memory to the client's context."""
     ctxt.state[f"{STATE}counts"] = MetricRecord(asdict(memory.counts))
     for name, params in (("before", memory.before), ("sent", memory.sent)):
         if params is not None:
@@ -147,10 +154,10 @@ def remember(ctxt: Context, memory: GuardMemory) -> None:
 
 
 class Quorum:
-    """Left of a strategy (`class Mine(Quorum, FedAvg)`): no aggregate of fewer than `least` sound answers is made.
+    """A mixin to the left of a strategy (`class Mine(Quorum, FedAvg)`): it needs `least` sound replies to aggregate.
 
-    Guards make clients fall silent, and the mean over one that is left is that client's update, which its peers then
-    see as the next global model. Only the server can count this; a client has to believe that it does.
+    Guards refuse updates, and the mean over a single remaining client is that client's update, which its peers then see
+    as the next global model. Only the server can count replies; a client must trust that it does.
     """
 
     least: int = 2
@@ -158,7 +165,7 @@ class Quorum:
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         if self.least < 2:
             raise UsageError(f"Quorum.least must be at least 2, got {self.least}: one client's mean is its update.")
-        answers = list(replies)
-        if sum(not answer.has_error() for answer in answers) < self.least:
+        all_replies = list(replies)
+        if sum(not reply.has_error() for reply in all_replies) < self.least:
             return None, None
-        return super().aggregate_train(server_round, answers)  # type: ignore[misc] # of the strategy on the right
+        return super().aggregate_train(server_round, all_replies)  # type: ignore[misc] # of the strategy on the right

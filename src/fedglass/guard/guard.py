@@ -16,7 +16,7 @@ from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard.checks import CheckRequest
-from fedglass.guard.names import under_own_names, unwrapped
+from fedglass.guard.observed_training import observed_training, under_model_names
 from fedglass.guard.outbound import (
     Clip,
     Outbound,
@@ -28,7 +28,7 @@ from fedglass.guard.outbound import (
 )
 from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy, Reason
 from fedglass.guard.runners import Runner, SubprocessRunner, failed_checks
-from fedglass.guard.watched import trained
+from fedglass.models.names import unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.verdict.gate import Gate
 
@@ -162,10 +162,10 @@ class Guard:
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
-            observed = trained(reader, noisy_steps=self.dpsgd is not None)
-            model = unwrapped(observed.model)
+            observed = observed_training(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrap(observed.model)
             received, sent_after, sent_update = (
-                None if arrays is None else under_own_names(arrays, model, observed.untrained)
+                None if arrays is None else under_model_names(arrays, model, observed.untrained)
                 for arrays in (before, after, update)
             )
             # As it is loaded: in a mean over clients, counters of batches are not whole numbers any more.

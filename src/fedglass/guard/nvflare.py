@@ -1,8 +1,8 @@
 """The guard as a filter of an NVFlare client. Needs `nvflare`.
 
-`guard_clients(recipe, ...)` adds it to a job, for what comes and, as the last filter, for what leaves. The training
-must run in the client's own process, as it does unless a recipe is told to launch an external one: what nobody saw is
-refused.
+`guard_clients(recipe, ...)` adds it to a job, for what comes in and, as the last filter, for what leaves. The training
+must run in the client's own process, as it does unless a recipe launches an external one: the update of a training that
+was not observed is refused.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from fedglass.guard.report import GuardMemory, GuardRefusal, GuardReport, Policy
 from fedglass.recorders.hooks import TrainingReader
 
 META = ("NUM_STEPS_CURRENT_ROUND", "current_round", "start_round", "total_rounds", "initial_metrics")
-"""Numbers that may leave beside the arrays, and figures; what else the framework sends along stays."""
+"""Properties that may leave together with the arrays; the framework's other properties stay on the client."""
 HEADERS = ("start_round", "current_round", "num_rounds", "total_rounds")
 METRICS = ("train_loss", "loss", "val_loss", "accuracy")
-"""Figures that may leave beside an update."""
+"""Figures that may leave together with an update."""
 
-_CAME: dict[str, dict[str, Tensor]] = {}
+_RECEIVED: dict[str, dict[str, Tensor]] = {}
 _READERS: dict[str, TrainingReader] = {}
 _MEMORIES: dict[str, GuardMemory] = {}
-"""By client: the filters for both ways are two objects, and a process may serve several clients."""
+"""By client: the filters for both directions are two objects, and a process may serve several clients."""
 
 
 def guard_clients(recipe: Any, **options: Any) -> None:
-    """Let a recipe's clients check what they send; options are those of `GuardFilter`. Add other filters before."""
+    """Let a recipe's clients check what they send, with options of `GuardFilter`. Add other filters before this one."""
     recipe.add_client_input_filter(GuardFilter(**options), tasks=["train"])
     recipe.add_client_output_filter(GuardFilter(**options), tasks=["train"])
 
 
 class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
-    """Checks each answer of a client; one that is refused becomes NVFlare's TASK_RESULT_FILTER_ERROR, without a text.
+    """Checks each reply of a client; a refused reply becomes NVFlare's TASK_RESULT_FILTER_ERROR, without a text.
 
-    The options are those of `Guard` that a job's configuration can hold. A filter of DXOs only would be passed by
-    whatever is no DXO: this one refuses it.
+    The options are those of `Guard` that a job's configuration can hold. A filter of DXOs would let everything else
+    pass: this one refuses it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
         self.false_alarms = false_alarms
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """What comes is remembered, and what leaves is checked."""
+        """Store a copy of what comes in, and check what leaves."""
         client = str(fl_ctx.get_identity_name())
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
             self._begin(shareable, client)
@@ -77,28 +77,28 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
             reader.__exit__(None, None, None)
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            return make_reply(code)  # the code alone, without what an app put beside it
+            return make_reply(code)  # only the code, without anything that an app added
         try:
-            report, built = self._checked(shareable, client, reader)
+            report, checked = self._checked(shareable, client, reader)
         except Exception:  # noqa: BLE001 # it fails closed, and without the exception's text
-            report, built = self.guard(client).refused(Reason.FAULT), None
+            report, checked = self.guard(client).refused(Reason.FAULT), None
         if not report.allowed:
             raise GuardRefusal
-        return built if report.sound and built is not None else shareable
+        return checked if report.sound and checked is not None else shareable
 
     def _begin(self, shareable: Shareable, client: str) -> None:
-        """From here on the client is watched, in whichever thread it trains."""
+        """Start to observe the client, in every thread."""
         try:
-            _CAME[client] = tensors(from_shareable(shareable).data) or {}
-            stale, _READERS[client] = _READERS.get(client), self.guard(client).watch(any_thread=True)
-            if stale is not None:
-                stale.__exit__(None, None, None)
+            _RECEIVED[client] = tensors(from_shareable(shareable).data) or {}
+            unfinished, _READERS[client] = _READERS.get(client), self.guard(client).watch(any_thread=True)
+            if unfinished is not None:
+                unfinished.__exit__(None, None, None)
             _READERS[client].__enter__()
         except Exception:  # noqa: BLE001 # what leaves later is then refused
-            _CAME.pop(client, None)
+            _RECEIVED.pop(client, None)
 
     def guard(self, client: str) -> Guard:
-        """That of one client, with what it remembers of earlier rounds."""
+        """Return the guard of one client, with its memory of earlier rounds."""
         return Guard(
             self.policy,
             self.budget_seconds,
@@ -112,20 +112,20 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
     def _checked(
         self, shareable: Shareable, client: str, reader: TrainingReader | None
     ) -> tuple[GuardReport, Shareable | None]:
-        guard, dxo, came = self.guard(client), from_shareable(shareable), _CAME.pop(client, None)
-        left, built = tensors(dxo.data), rebuilt(shareable, dxo)
-        if came is None or left is None or built is None or set(left) != set(came):
+        guard, dxo, received = self.guard(client), from_shareable(shareable), _RECEIVED.pop(client, None)
+        leaving, checked = tensors(dxo.data), rebuilt(shareable, dxo)
+        if received is None or leaving is None or checked is None or set(leaving) != set(received):
             return guard.refused(Reason.STRUCTURE), None
-        sent = {name: left[name] for name in came}
+        sent = {name: leaving[name] for name in received}
         if dxo.data_kind == DataKind.WEIGHTS:
-            return guard.check_watched(reader, came, after=sent), built
+            return guard.check_watched(reader, received, after=sent), checked
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
-            return guard.check_watched(reader, came, update=sent), built
+            return guard.check_watched(reader, received, update=sent), checked
         return guard.refused(Reason.STRUCTURE), None
 
 
 def tensors(data: Any) -> dict[str, Tensor] | None:
-    """Copies of named arrays; None where something else is among them."""
+    """Return copies of named arrays; None if something else is among them."""
     if not isinstance(data, Mapping) or not data:
         return None
     if not all(isinstance(name, str) and isinstance(value, np.ndarray | Tensor) for name, value in data.items()):
@@ -134,7 +134,7 @@ def tensors(data: Any) -> dict[str, Tensor] | None:
 
 
 def rebuilt(shareable: Shareable, dxo: DXO) -> Shareable | None:
-    """The answer with its arrays, allowed figures and the framework's counts; None where an app put more there."""
+    """Return the reply with its arrays, allowed figures and the framework's counts; None if an app added more."""
     figures = dxo.meta.get("initial_metrics") or {}
     if not isinstance(figures, Mapping) or not all(n in METRICS and _number(v) for n, v in figures.items()):
         return None

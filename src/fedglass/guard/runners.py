@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from fedglass.execution.fork_server import context, warm
+from fedglass.execution.fork_server import start_fork_server, start_method
 from fedglass.guard.checks import CheckRequest, run_checks
 from fedglass.guard.report import CheckResult, Clock, Reason
 
@@ -69,8 +69,8 @@ def _put_result(packed: bytes, clock: Clock, results: Queue[CheckResult]) -> Non
 
 def _run_in_process(packed: bytes, clock: Clock) -> CheckResult:
     """Return the result of a new process before the time is over; the process is killed in any case."""
-    warm(__name__)
-    start = context()
+    start_fork_server(__name__)
+    start = start_method()
     ours, theirs = start.Pipe()
     process = start.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
     process.start()

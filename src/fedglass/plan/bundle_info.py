@@ -1,4 +1,4 @@
-"""What is in a bundle, and what is missing for which attack: nothing of it needs the model or runs any code."""
+"""The contents of a bundle, and what is missing for which attack; no model is built and no code of others runs."""
 
 from __future__ import annotations
 
@@ -16,83 +16,86 @@ from fedglass.core.tensors import MEAN
 from fedglass.core.types import Whitening
 from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, ViewBuilder
-from fedglass.plan.selection import Choice, chosen, no_images
 from fedglass.recipes import recipe
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import Finding, change, findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
-from fedglass.recordings.transcript import participant_of
+from fedglass.recordings.selection import Selection, select_messages
+from fedglass.recordings.training_facts import participant_of
+from fedglass.recordings.transcript import input_problem
 
 NEEDED = ("model", "shape", "classes", "whitening")
-"""Without which nothing can be attacked."""
+"""Facts that every attack needs."""
 
 
 @dataclass(frozen=True, eq=False)
-class Info:
-    """A bundle in plain values."""
+class BundleInfo:
+    """The contents of a bundle in plain values."""
 
     bundle: Bundle
-    choice: Choice | None
-    """What would be looked at; None where there is nothing."""
+    selection: Selection | None
+    """The messages that an audit would take; None if there are none."""
     problem: str
-    """Why there is nothing, or why nothing of it can be attacked."""
-    findings: tuple[Finding, ...]
+    """Why there are none, or why none of them can be attacked."""
+    contradictions: tuple[Contradiction, ...]
     missing: Mapping[str, tuple[Fact, ...]]
-    """Of each attack, what it needs and the bundle does not tell."""
+    """By attack, the facts that it needs and the bundle does not have."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """What no attack can do without, and the bundle does not tell."""
-        return tuple(name for name in NEEDED if best(self.bundle.facts, name) is None)
+        """The facts that every attack needs and the bundle does not have."""
+        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
 
 
-def info_of(bundle: Bundle) -> Info:
-    """Look at a bundle, at all of its messages."""
-    choice, problem = None, ""
+def inspect_bundle(bundle: Bundle) -> BundleInfo:
+    """Return what a bundle holds, from all of its messages."""
+    selection, problem = None, ""
     try:
-        choice = chosen(bundle, None)
+        selection = select_messages(bundle, None)
     except FedglassError as error:
         problem = str(error)
-    problem = problem or no_images(bundle)
-    findings = [found for index in bundle.rounds for found in findings_of(bundle, index)]
-    return Info(bundle, choice, problem, tuple(findings), {} if choice is None else _missing(choice))
+    problem = problem or input_problem(bundle)
+    contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
+    missing = {} if selection is None else _missing_facts(selection)
+    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing)
 
 
-def _missing(choice: Choice) -> dict[str, tuple[Fact, ...]]:
-    """What every attack lacks on the first message that lacks something."""
-    known = list(_known(choice))
-    found = {}
+def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
+    """Return the facts that each attack lacks on at least one of the selected messages."""
+    facts_by_message = list(_facts_by_message(selection))
+    missing_by_attack = {}
     for name in built_in("attacks"):
         attack = recipe(name)
-        # All unknowns hang on it, unless an attack searches for it.
+        # All unknowns depend on the number of examples, unless an attack searches for it.
         needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
-        lacking = {fact for facts in known for fact in needed - facts}
-        found[name] = tuple(sorted(lacking, key=list(Fact).index))
-    return found
+        missing = {fact for facts in facts_by_message for fact in needed - facts}
+        missing_by_attack[name] = tuple(sorted(missing, key=list(Fact).index))
+    return missing_by_attack
 
 
-def _known(choice: Choice) -> Iterator[frozenset[Fact]]:
-    """What the adversary knows beside each message that would be looked at."""
-    bundle = choice.bundle
+def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
+    """Yield the facts that the adversary has next to each message of the selection."""
+    bundle = selection.bundle
     terms = Terms((1, 1, 1), 2, Whitening((0.0,), (1.0,)), bundle.clients, "")
     empty = Transcript(nn.Identity(), terms, {})
-    for index in choice.rounds:
-        groups = [choice.people(index)] if choice.view == "aggregate" else [(name,) for name in choice.whose(index)]
-        for names in groups:
-            people = tuple(participant_of(bundle, name, index, {}) for name in names)
-            look = ViewBuilder(empty, index, people or (Participant("", 1, counted=False),), {}, {})
-            yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if _statistics(bundle, names, index) else set())
+    for index in selection.rounds:
+        clients = selection.audited_clients(index)
+        for names in [clients] if selection.view == "aggregate" else [(name,) for name in clients]:
+            participants = tuple(participant_of(bundle, name, index, {}) for name in names)
+            look = ViewBuilder(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
+            moved = any(_moved_statistics(bundle, name, index) for name in names)
+            yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if moved else set())
 
 
-def _statistics(bundle: Bundle, names: tuple[str, ...], index: int) -> bool:
-    """Whether running statistics came with the message, and were moved by the training."""
-    moves = [change(bundle, name, index) or {} for name in names]
-    return any(bool(t.any()) for moved in moves for name, t in moved.items() if name.endswith(MEAN))
+def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
+    """Check that running statistics came with the message, and that the training moved them."""
+    update = update_of(bundle, client, index) or {}
+    return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))
 
 
-def plain_info(info: Info) -> dict[str, Any]:
-    """The same as JSON has it."""
-    bundle, choice = info.bundle, info.choice
+def info_as_json(info: BundleInfo) -> dict[str, Any]:
+    """Return the same in types that JSON has."""
+    bundle, selection = info.bundle, info.selection
     return {
         "bundle": str(bundle.folder),
         "format": bundle.manifest.format,
@@ -102,9 +105,9 @@ def plain_info(info: Info) -> dict[str, Any]:
         "rounds": [
             {
                 "round": index,
-                "sent": past.sent is not None,
-                "aggregated": past.aggregated is not None,
-                "facts": past.facts,
+                "sent": round_.sent is not None,
+                "aggregated": round_.aggregated is not None,
+                "facts": round_.facts,
                 "messages": [
                     {
                         "client": message.client,
@@ -113,17 +116,17 @@ def plain_info(info: Info) -> dict[str, Any]:
                         "absent": message.absent,
                         "facts": bundle.facts_of(message.client, index),
                     }
-                    for message in past.messages
+                    for message in round_.messages
                 ],
             }
-            for index, past in bundle.rounds.items()
+            for index, round_ in bundle.rounds.items()
         ],
-        "view": None if choice is None else choice.view,
-        "looked_at": [] if choice is None else list(choice.rounds),
-        "left_out": [] if choice is None else list(choice.left),
+        "view": None if selection is None else selection.view,
+        "looked_at": [] if selection is None else list(selection.rounds),
+        "left_out": [] if selection is None else list(selection.skipped),
         "problem": info.problem,
         "needed": list(info.needed),
-        "findings": [{"round": f.round, "client": f.client, "words": f.words} for f in info.findings],
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
         "attacks": [
             {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
             for name, facts in info.missing.items()

@@ -20,7 +20,7 @@ from fedglass.diffusion.stored import located_model
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.plan.bundles import recorded_bundle
 from fedglass.plan.federation import simulated
-from fedglass.plan.loose_files import recorded
+from fedglass.plan.loose_files import recorded_message
 from fedglass.plan.options import checked_options, defences_of
 from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, RefineTable, read_plan
@@ -71,8 +71,11 @@ def read_job(path: Path) -> Job:
     return compile_plan(plan, path.resolve().parent, text)
 
 
-def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
-    """Load the data, build the models and compose the attacks of a plan."""
+def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Sequence[Recorded] | None = None) -> Job:
+    """Load the data, build the models and compose the attacks of a plan.
+
+    `recorded` are the sources of the plan's recordings if they were read already.
+    """
     # Names are cheap to check and often wrong: they come before the data.
     attacks = {a.label or a.name: attack_of(a, plan.adversary, folder) for a in plan.attacks}
     for name in plan.metrics.names:
@@ -84,7 +87,9 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None) -> Job:
         for table in plan.federation
         for point in points(table, plan.defences)
     ]
-    sources += [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
+    if recorded is None:
+        recorded = [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
+    sources += recorded
     _check_batch_labels(plan.adversary, attacks)
     check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
@@ -97,7 +102,7 @@ def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, f
     """What a recording's table names: one message, or those of a bundle."""
     if isinstance(table, BundleTable):
         return recorded_bundle(table, adversary, folder)
-    return [recorded(table, adversary, folder)]
+    return [recorded_message(table, adversary, folder)]
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:

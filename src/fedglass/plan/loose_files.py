@@ -26,9 +26,10 @@ from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
+from fedglass.recordings.texts import defence_text
 
 
-def tensors_of(
+def read_model_tensors(
     field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
 ) -> dict[str, Tensor]:
     """The named tensors of a file; names and shapes are compared before anything is loaded."""
@@ -117,7 +118,7 @@ def _sound(field: str, path: Path, name: str, tensor: Tensor) -> Tensor:
 DEFENDED = ("Defended, as the plan says.",)
 
 
-def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
+def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
     """The round that the files hold, as a transcript of one round, and the truth where it was given."""
     _check_adversary(table, adversary)
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
@@ -125,7 +126,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     model = build(table.model, shape=shape, classes=table.classes)
     before, buffers = _weights("recording.before", _path(table.before, folder), model)
     if table.buffers is not None:
-        buffers |= tensors_of("recording.buffers", _path(table.buffers, folder), buffers_of(model))
+        buffers |= read_model_tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
     _check_buffers(model, buffers)
     update, buffers_after = _update(table, folder, model, before)
     participants = _participants(table, data)
@@ -141,7 +142,7 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
         names,
         UNKNOWN_RULE,
         class_names=None if data is None else data.class_names,
-        defences=None if table.defended is None else dict.fromkeys(names, defended_in_words(table.defended)),
+        defences=None if table.defended is None else dict.fromkeys(names, defence_texts(table.defended)),
     )
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
@@ -157,10 +158,10 @@ def recorded(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> 
     )
 
 
-def defended_in_words(said: bool | list[DefenceTable]) -> tuple[str, ...]:
+def defence_texts(said: bool | list[DefenceTable]) -> tuple[str, ...]:
     """What protects a client, in words."""
     if isinstance(said, list):
-        return tuple(f"Defended by {part}." for part in defence_names(defences_of(said)))
+        return tuple(defence_text(part) for part in defence_names(defences_of(said)))
     return DEFENDED if said else ()
 
 
@@ -268,7 +269,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
         path = _path(table.update, folder)
-        update = tensors_of("recording.update", path, weights_of(model))
+        update = read_model_tensors("recording.update", path, weights_of(model))
         check_not_lost("recording.update", path, update)
     else:
         assert table.after is not None, "the plan's validation demands it"
@@ -287,7 +288,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
             "the weights before and after were not mixed up."
         )
     if table.buffers_after is not None:
-        held = tensors_of("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
+        held = read_model_tensors("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
         buffers_after = {**buffers_after, **held}
     return update, buffers_after
 
@@ -295,7 +296,7 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
 def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and, where the file has them, buffers."""
     parameters, buffers = weights_of(model), buffers_of(model)
-    held = tensors_of(field, path, {**parameters, **buffers}, optional=set(buffers))
+    held = read_model_tensors(field, path, {**parameters, **buffers}, optional=set(buffers))
     return (
         {name: held[name] for name in parameters},
         {name: held[name] for name in buffers if name in held},

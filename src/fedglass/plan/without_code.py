@@ -10,7 +10,7 @@ from fedglass.audit.audit import rehearse
 from fedglass.audit.target import Section, Source
 from fedglass.core.foreign import no_code
 from fedglass.metrics.catalogue import metric
-from fedglass.plan.bundles import opened, settled_facts
+from fedglass.plan.bundles import open_bundle, spec_of
 from fedglass.plan.code import (
     Code,
     code_named,
@@ -74,7 +74,7 @@ def _sources(plan: Plan, folder: Path) -> list[Source]:
         if not code_of_recording(recording):
             found += recordings(recording, adversary, folder)
         elif isinstance(recording, BundleTable):
-            settled_facts(recording, *opened(recording, folder))
+            spec_of(recording, *open_bundle(recording, folder))
         else:
             check_recording(recording, plan.adversary, folder)
     return found

@@ -7,7 +7,7 @@ from fedglass.core.registry import make, summaries
 
 
 def recipe(name: str, **options: object) -> AnyAttack:
-    """The attack of that name with the given options of its recipe.
+    """Return the attack of that name with the given options of its recipe.
 
     >>> recipe("idlg", iterations=10).stages[0].solver
     LBFGS(rate=1.0, iterations=10, inner=20, history=100)
@@ -17,7 +17,7 @@ def recipe(name: str, **options: object) -> AnyAttack:
 
 
 def names() -> dict[str, str]:
-    """Name and one-line summary of every attack.
+    """Return name and one-line summary of every attack.
 
     >>> names()["dlg"]
     'images and labels together, squared error, L-BFGS'

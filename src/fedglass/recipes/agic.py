@@ -23,11 +23,11 @@ MINIMUM_RULE = MinimumRule()
     paper="Xu, Hong, Huang, Chen, Decouchant: AGIC, SRDS 2022, https://arxiv.org/abs/2204.13784",
 )
 def agic(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
-    """Inverting Gradients with layers that weigh more towards the output; local steps taken as one.
+    """Return Inverting Gradients with layers that weigh more towards the output; local steps count as one.
 
-    The update of several local steps is approximated by the one gradient of all examples at the weights before, in
-    place of a simulation. The paper can also join the messages of several rounds, which one message does not offer.
-    Its code was not found in public and its exact weights could not be confirmed: those of the layers are those of
+    The update of several local steps is approximated by the one gradient of all examples at the weights before, instead
+    of a simulation. The paper can also join the messages of several rounds, which one message does not offer. Its code
+    was not found in public and its exact weights could not be confirmed: those of the layers are those of
     `LayeredCosine`, all local steps weigh the same.
     """
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())

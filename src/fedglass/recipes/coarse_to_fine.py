@@ -2,8 +2,11 @@
 
 Two stages of `iterations` each. The paper runs 30,000 each with 5 restarts, on GPUs; the defaults, 500 each and
 one restart, take about 5 minutes for one 32 x 32 picture and a ResNet-18 on one core. Total variation is the paper's
-sum over pixels, taken in [0, 1]: which coordinates are meant is not said. A mean over whitened pixels, as in the
+sum over pixels, taken in [0, 1]; the paper does not specify the coordinates. A mean over whitened pixels, as in the
 framework (Breaching) that the paper builds on, is twelve times weaker, and lets pixels stick at the ends of the range.
+
+Variants that are not in the paper serve pruned messages, clients that train BatchNorm by batch statistics, and clients
+that also send running statistics.
 """
 
 from __future__ import annotations
@@ -47,15 +50,15 @@ LATE = StepDecay(at=(0.85,))
 FINE = 0.01, CosineDecay(start=1 / 3)
 """Rate of the fine stage and its schedule: from iteration 10,000 of 30,000 on."""
 FASTER = 0.2, CosineDecay(start=1 / 2)
-"""The same for 500 iterations, which cross with it the distance that the paper's 0.01 needs 30,000 for."""
+"""The same for 500 iterations, which then cover the distance that the paper's 0.01 covers in 30,000."""
 SMOOTH_FIRST = Ramp(PRIOR, 30.0, 1.0, until=0.85)
-"""Of the coarse stage: a prior that is strong at first keeps bright corners from sticking at the ends of the range,
-from where 500 iterations of the fine stage do not fetch them back."""
+"""Prior of the coarse stage: strong at first, it keeps bright corners from sticking at the ends of the range, where 500
+iterations of the fine stage would leave them."""
 FILLED_IN = Ramp(PRIOR, 30.0, 10.0, until=0.85), 10 * PRIOR
-"""Of both stages where entries are missing: the corners of the picture that they told of need more of the prior."""
+"""Priors of both stages if entries are missing: picture corners that depend on them need a stronger prior."""
 ROUGH = Ramp(TotalVariation(), 1.0, 0.03, until=0.85)
 DETAILED = Ramp(RelativeVariation(), 0.3, 0.001, until=0.85) + 0.01 * UsualContrast()
-"""Of both stages under batch statistics: nothing but flat areas at first, edges as the weight falls, then once more."""
+"""Priors of both stages under batch statistics: only flat areas at first, edges as the weight falls, then once more."""
 RESIDUAL = ObservedResidual(sized=True)
 
 
@@ -68,9 +71,11 @@ RESIDUAL = ObservedResidual(sized=True)
 def coarse_to_fine(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
-    """The paper's two stages for small budgets: one late drop of the first stage's rate, a prior that is strong in
-    its beginning, twenty times the second's rate, decaying from one half on, and, for a single example, the network's
-    error read off the message."""
+    """Return the paper's two stages for small budgets.
+
+    It has one late drop of the first stage's rate, a prior that is strong at its beginning, twenty times the second
+    stage's rate, decaying from one half on, and, for a single example, the network's error as read from the message.
+    """
     stages = _coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations), _fine(RESIDUAL, *FASTER, iterations)
     return Attack(labels, stages, restarts=restarts)
 
@@ -81,10 +86,12 @@ def coarse_to_fine(
 def coarse_to_fine_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 500, restarts: int = 1
 ) -> Attack:
-    """Direction first, signed Adam; then the size of each entry, Adam at 0.01 with cosine decay from one third on.
+    """Match direction first, by signed Adam; then the size of each entry, by Adam at 0.01 with cosine decay.
 
-    The iterate of lowest energy starts the second stage. Since `support` joins at 60 % of the first and raises the
-    energy, only the iterates from there on are compared. The second stage needs the scale of the message.
+
+    The decay starts at one third. The iterate of lowest energy starts the second stage. Since `support` joins at 60 %
+    of the first and raises the energy, only the iterates from there on are compared. The second stage needs the scale
+    of the message.
     """
     forward = OneGradient()
     stages = _coarse(forward, PRIOR, StepDecay(), support, iterations), _fine(forward, *FINE, iterations)
@@ -94,11 +101,11 @@ def coarse_to_fine_published(
 @register(
     "attacks",
     "coarse_to_fine_pruned",
-    summary="coarse_to_fine on what was sent alone, for messages that were pruned",
+    summary="coarse_to_fine on unpruned entries only, for messages that were pruned",
     paper=PAPER,
 )
 def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
-    """`coarse_to_fine` for messages that were pruned: both stages compare what was sent alone, with more of the prior.
+    """Return `coarse_to_fine` for pruned messages: both stages compare only unpruned entries, with more of the prior.
 
     The others take a pruned entry for a gradient of zero, which most are not. Not in the paper.
     """
@@ -114,7 +121,7 @@ def coarse_to_fine_pruned(labels: Labels = MINIMUM_RULE, iterations: int = 500, 
 def _no_batch_statistics(observation: Observation) -> str:
     training = observation.knows.training
     if training is None or training.batch_norm is not BatchNorm.BATCH:
-        return "no client is known to train BatchNorm by its batch"
+        return "no client is known to train BatchNorm by batch statistics"
     return "coarse_to_fine_statistics reads the running statistics too" if Fact.STATISTICS in observation.facts else ""
 
 
@@ -122,16 +129,16 @@ def _no_batch_statistics(observation: Observation) -> str:
 @register(
     "attacks",
     "coarse_to_fine_batchnorm",
-    summary="direction alone, from flat areas to details twice, for clients whose BatchNorm takes batch statistics",
+    summary="direction only, from flat areas to details twice, for clients that train BatchNorm by batch statistics",
     paper=PAPER,
 )
 def coarse_to_fine_batchnorm(labels: Labels = MINIMUM_RULE, iterations: int = 500, restarts: int = 1) -> Attack:
-    """`coarse_to_fine` for clients that train with batch statistics: two stages of direction under falling variation.
+    """Return `coarse_to_fine` for clients that train with batch statistics: two stages of direction only.
 
-    Batch statistics tie every pixel to all others, so that the gradient of noise has little to do with that of a
-    picture and sizes lead nowhere. The total variation of Inverting Gradients, at a hundred times its weight, lets
-    the direction choose among flat areas first. Behind a convolution without bias they take the contrast around the
-    mean colour out of the gradient: the prior does not count it, and it ends as in the data's mean. Not in the paper.
+    Batch statistics tie every pixel to all others, so the gradient of noise has little to do with that of a picture,
+    and sizes do not help. The total variation of Inverting Gradients, at a hundred times its weight and falling, lets
+    the direction choose among flat areas first. Behind a convolution without bias they remove the contrast around the
+    mean colour from the gradient: the prior ignores it, and it ends as in the data's mean. Not in the paper.
     """
     first = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay(start=0.3))
     second = SignedAdam(rate=0.05, iterations=iterations, schedule=CosineDecay(start=0.1))
@@ -143,7 +150,7 @@ def coarse_to_fine_batchnorm(labels: Labels = MINIMUM_RULE, iterations: int = 50
 def coarse_stage(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
-    """The first stage of `coarse_to_fine` alone."""
+    """Return the first stage of `coarse_to_fine` alone."""
     return Attack(labels, (_coarse(RESIDUAL, SMOOTH_FIRST, LATE, support, iterations),), restarts=restarts)
 
 
@@ -153,13 +160,13 @@ def coarse_stage(
 def coarse_stage_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
-    """The first stage of `coarse_to_fine_published` alone: "Coarse Stages GIA" of the paper's Table 3."""
+    """Return the first stage of `coarse_to_fine_published` alone: "Coarse Stages GIA" of the paper's Table 3."""
     return Attack(labels, (_coarse(OneGradient(), PRIOR, StepDecay(), support, iterations),), restarts=restarts)
 
 
 @register("attacks", "invg_scaled", summary="invg with total variation that follows the pictures' size", paper=PAPER)
 def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts: int = 1) -> Attack:
-    """Inverting Gradients with the first stage's total variation: "+ TV rescale" of the paper's Table 3."""
+    """Return Inverting Gradients with the first stage's total variation: "+ TV rescale" of the paper's Table 3."""
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
     return Attack(labels, (Stage(OneGradient(), Pixels(), Cosine() + PRIOR, solver),), restarts=restarts)
 
@@ -174,9 +181,6 @@ def _fine(forward: Forward, rate: float, schedule: Schedule, iterations: int) ->
     return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
 
 
-# Reading what BatchNorm's running statistics tell beside the update that they come with.
-
-
 def _no_statistics(observation: Observation) -> str:
     return "" if Fact.STATISTICS in observation.facts else "no running statistics that have moved were recorded"
 
@@ -185,21 +189,21 @@ def _no_statistics(observation: Observation) -> str:
 @register(
     "attacks",
     "coarse_to_fine_statistics",
-    summary="coarse_to_fine_batchnorm that also matches the running statistics which come with the update",
+    summary="coarse_to_fine_batchnorm that also matches the running statistics sent with the update",
     paper=PAPER,
 )
 def coarse_to_fine_statistics(
     labels: Labels = MINIMUM_RULE, weight: float = 1.0, iterations: int = 500, restarts: int = 1
 ) -> Attack:
-    """For clients that train BatchNorm by the batch: their layers' statistics tell mean and contrast of the pictures.
+    """Match also the statistics of BatchNorm layers that train by the batch: they reveal mean and contrast of pictures.
 
-    Defences of the update do not touch them. Not in the paper.
+    Defences of the update do not change them. Not in the paper.
     """
     attack = coarse_to_fine_batchnorm(labels, iterations, restarts)
 
-    def beside(stage: Stage) -> Stage:
+    def with_statistics(stage: Stage) -> Stage:
         return replace(
             stage, forward=BesideStatistics(stage.forward), objective=WithStatistics(stage.objective, weight)
         )
 
-    return replace(attack, stages=tuple(map(beside, attack.stages)))
+    return replace(attack, stages=tuple(map(with_statistics, attack.stages)))

@@ -38,11 +38,11 @@ def curious_client(
     iterations: int = 100,
     budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
 ) -> AnyAttack:
-    """The paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
+    """Return the paper's super-client with another search: cosine distance, total variation, signed Adam, pixel bounds.
 
-    `own` says what becomes of a participant's own images: `subtract` takes its known update out of the message,
-    `fixed` holds them at what they are, `along` reconstructs them with the others, as the paper does. With the prior
-    full resolution (`factor = 1`) came out ahead of enlarged images in trials at 32 and 64 pixels.
+    `own` decides about a participant's own images: `subtract` subtracts its known update from the message, `fixed`
+    holds them fixed, `along` reconstructs them with the others, as the paper does. With the prior, full resolution
+    (`factor = 1`) was better than enlarged images in trials at 32 and 64 pixels.
     """
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
     images, objective = BoundedLowResolution(factor), Cosine() + tv * TotalVariation()
@@ -68,12 +68,12 @@ def curious_client_published(
     budget_mib: float = SUPER_CLIENT_BUDGET_MIB,
     grouped: bool = False,
 ) -> Attack:
-    """All images behind the step, the adversary's own among them, enlarged from 1/factor; last iterate, no prior.
+    """Search all images behind the step, also the adversary's own, enlarged from 1/factor; last iterate, no prior.
 
-    The release is told the true labels (`labels = "oracle"`), where the paper has them inverted analytically: its
-    networks have no bias in the last layer, which that needs, so that here they are counted from the weights.
-    `grouped` simulates each client with what is its own, the upper bound of Appendix F. ORACLE: it needs
-    `labels = "oracle"`, which tells whose labels are whose.
+    The release uses the true labels (`labels = "oracle"`), where the paper inverts them analytically: its networks have
+    no bias in the last layer, which that needs, so here they are counted from the weights. `grouped` simulates each
+    client with its own examples, the upper bound of Appendix F. ORACLE: it needs `labels = "oracle"`, which assigns the
+    labels to clients.
     """
     forward = EachClient(budget_mib) if grouped else SuperClient(budget_mib)
     return _published(forward, labels, factor, iterations)
@@ -88,7 +88,7 @@ def curious_client_published(
 def curious_client_search(
     labels: Labels = LAST_LAYER, factor: int = 4, iterations: int = 100, trial: int = 30, zooms: int = 2
 ) -> BestOf[AnyAttack]:
-    """Trials of `trial` iterations of the published attack, whose squared error depends on the rate; then ours."""
+    """Find the rate by trials of the published attack (its squared error depends on the rate), then run ours."""
     probe = _published(SuperClient(), labels, factor, trial)
     return BestOf(curious_client(labels, iterations=iterations), SearchByOwnImages(probe, zooms=zooms))
 

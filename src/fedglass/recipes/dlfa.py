@@ -1,7 +1,8 @@
 """Data Leakage in Federated Averaging [Dimitrov et al., 2022], and the variants that it is compared with.
 
-`dlfa_published` and its variants follow the paper's release, which differs from the print in the distance and in
-the number of iterations. `setting` names one of the two sets of weights that the authors tuned.
+`dlfa_published` and its variants follow the paper's release, which differs from the print in the distance and in the
+number of iterations. `setting` names one of the two sets of weights that the authors tuned, as released. `dlfa` starts
+from a surrogate model [Zhu et al., 2023].
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ from fedglass.core.text import DLFA
 from fedglass.core.types import Observation
 from fedglass.recipes.sme import COUNTS, needs_one_gradient, surrogate
 
-# The two sets of weights that the authors of Data Leakage in Federated Averaging tuned, as released.
+MOST_ENTRIES = 3 * 64 * 64
+"""Entries of an image up to which `dlfa` runs by default."""
+MOST_STEPS = 20
+"""Local steps of all clients up to which `dlfa` runs by default."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def settings(name: str) -> Setting:
-    """The setting of that name, or an error with the nearest one."""
+    """Return the setting of that name, or raise an error with the nearest one."""
     if name not in SETTINGS:
         raise unknown_name("setting", name, SETTINGS)
     return SETTINGS[name]
@@ -85,11 +89,11 @@ PRIOR_WEIGHTS: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("cifar100", "l1"): {"max": 4.848, "conv_max": 5.0, "mean": 15.708, "conv_mean": 16.206},
     ("cifar100", "l2"): {"max": 5.814, "conv_max": 6.075, "mean": 62.675, "conv_mean": 65.573},
 }
-"""Of the priors of Table 4, as released: setting and distance, then summary."""
+"""Weights of the priors of Table 4, as released: by setting and distance, then by summary."""
 
 
 def epoch_prior(setting: str, summary: str | None = None, distance: str | None = None) -> Term:
-    """A prior of Table 4 with its released weight; what is left out is the setting's own, a squared difference.
+    """Return a prior of Table 4 with its released weight; the defaults are the setting's summary and distance l2.
 
     >>> epoch_prior("femnist"), epoch_prior("femnist", "max", "l1")
     (1000.0 * SquaredEpochPrior(summary=Mean()), 77.298 * AbsoluteEpochPrior(summary=Max()))
@@ -115,7 +119,7 @@ def dlfa_published(
     summary: str | None = None,
     distance: str | None = None,
 ) -> Attack:
-    """Separate images for each epoch and the epoch-order-invariant prior: the paper's "Ours (prior)".
+    """Use separate images for each epoch and the epoch-order-invariant prior: the paper's "Ours (prior)".
 
     `summary` (mean, max, conv_mean, conv_max) and `distance` (l1, l2) choose another prior of Table 4, with its weight.
     """
@@ -127,7 +131,7 @@ def dlfa_published(
 def dlfa_no_prior(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
-    """Separate images for each epoch, without the prior: "Ours (no prior)"."""
+    """Use separate images for each epoch, without the prior: "Ours (no prior)"."""
     return _compose(Unroll(budget_mib), EpochPixels(), labels, setting, iterations)
 
 
@@ -135,7 +139,7 @@ def dlfa_no_prior(
 def dlfa_shared(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
-    """The same images in each epoch [Geiping et al., 2020]: "Shared"."""
+    """Use the same images in each epoch [Geiping et al., 2020]: "Shared"."""
     return _compose(Unroll(budget_mib), FreePixels(), labels, setting, iterations)
 
 
@@ -143,18 +147,18 @@ def dlfa_shared(
 def dlfa_fedsgd_epoch(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> Attack:
-    """One batch of all examples for each epoch: "FedSGD-Epoch".
+    """Simulate one batch of all examples for each epoch: "FedSGD-Epoch".
 
-    The same images in each epoch, as in the scripts of the release. The paper's text counts this variant among those
-    that match and average separate ones, which recovered half as many in a trial; its tables agree with sharing:
-    with a batch an epoch "Shared" and this one come out alike (Table 9).
+    The images are the same in each epoch, as in the scripts of the release. The paper's text counts this variant among
+    those that match and average separate ones, which recovered half as many in a trial. Its tables agree with sharing:
+    with one batch in an epoch, "Shared" and this one give the same results (Table 9).
     """
     return _compose(UnrollEpochs(budget_mib), FreePixels(), labels, setting, iterations)
 
 
 @register("attacks", "dlfa_fedsgd", summary="the whole update as one gradient", paper=DLFA)
 def dlfa_fedsgd(labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400) -> Attack:
-    """The update as one gradient, no simulation [Geng et al., 2021]: "FedSGD"."""
+    """Treat the update as one gradient, without simulation [Geng et al., 2021]: "FedSGD"."""
     return _compose(RepeatedGradient(), FreePixels(), labels, setting, iterations)
 
 
@@ -164,7 +168,7 @@ def dlfa_fedsgd(labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterati
 def dlfa_unknown_epochs(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 400, budget_mib: float = BUDGET_MIB
 ) -> BestOf[AnyAttack]:
-    """`dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
+    """Run `dlfa_published` for every number of epochs that divides the number of steps; lowest energy wins."""
     return BestOf(dlfa_published(labels, setting, iterations, budget_mib), GuessEpochs())
 
 
@@ -174,7 +178,7 @@ def dlfa_unknown_epochs(
 def dlfa_printed(
     labels: Labels = LABEL_COUNTS, setting: str = "femnist", iterations: int = 200, budget_mib: float = BUDGET_MIB
 ) -> Attack:
-    """`dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
+    """Return `dlfa_published` with the cosine distance and the 200 iterations that the paper prints."""
     chosen = settings(setting)
     objective = Cosine() + chosen.priors() + epoch_prior(setting)
     solver = Adam(rate=chosen.rate, iterations=iterations, schedule=chosen.decay)
@@ -191,23 +195,14 @@ def _compose(
     return Attack(labels, (Stage(forward, images, objective if prior is None else objective + prior, solver),))
 
 
-# Data Leakage in Federated Averaging [Dimitrov et al., 2022], started from a surrogate model [Zhu et al., 2023].
-
-
-MOST_ENTRIES = 3 * 64 * 64
-"""Entries of an image beyond which it is not played without being asked for."""
-MOST_STEPS = 20
-"""Local steps of all clients up to which it is."""
-
-
 def _slow_to_simulate(observation: Observation) -> str:
-    steps, dear = observation.knows.local_steps, "dear to simulate; name it in a plan if you want it"
+    steps, hint = observation.knows.local_steps, "is slow; add it to a plan explicitly if you want it"
     if steps is not None and steps * observation.knows.clients > MOST_STEPS:
-        return f"{steps} local steps are {dear}"
-    return f"images of that size are {dear}" if math.prod(observation.knows.shape) > MOST_ENTRIES else ""
+        return f"simulating {steps} local steps {hint}"
+    return f"simulating images of that size {hint}" if math.prod(observation.knows.shape) > MOST_ENTRIES else ""
 
 
-@run_by_default(lambda seen: needs_one_gradient(seen) or _slow_to_simulate(seen))
+@run_by_default(lambda observation: needs_one_gradient(observation) or _slow_to_simulate(observation))
 @register("attacks", "dlfa", summary="simulates the local training, epoch prior; started from sme, fast", paper=DLFA)
 def dlfa(
     labels: Labels = COUNTS,
@@ -220,13 +215,13 @@ def dlfa(
     shared: bool = False,
     whole_epochs: bool = False,
 ) -> Attack:
-    """SME's images, found in seconds, then the simulation with images of each epoch's own and the epoch prior.
+    """Start from SME's images, found in seconds, then simulate with images of each epoch's own and the epoch prior.
 
-    Differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in
-    a rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. Made for
-    networks on which SME gets anywhere; `dlfa_published` starts from noise. `prior` is relative to the weight that
-    the setting has in the paper, beside a distance of another scale; 0 leaves it out. `shared` and `whole_epochs`
-    give the paper's baselines the same solver: the same images in each epoch, and one batch for each epoch.
+    It differs from the paper in its start, in the cosine distance, total variation and bounds (those of SME), and in a
+    rate that decays to zero: a fraction of the iterations of `dlfa_published` reaches its quality. It suits networks on
+    which SME works; `dlfa_published` starts from noise. `prior` is relative to the weight of the setting in the paper,
+    which has a distance of another scale; 0 leaves it out. `shared` and `whole_epochs` give the paper's baselines the
+    same solver: the same images in each epoch, and one batch for each epoch.
     """
     chosen = settings(setting)
     objective: Term = Cosine() + tv * TotalVariation(share=0.5)
@@ -239,5 +234,5 @@ def dlfa(
 
 
 def _separate(labels: Labels) -> Images:
-    """Images of each epoch's own; in its own order where the labels are."""
+    """Return separate images for each epoch, in the epoch's own order if the labels have one."""
     return OrderedEpochPixels() if Fact.BATCH_LABELS in needs_of(labels) else BoundedEpochPixels()

@@ -21,12 +21,9 @@ from fedglass.core.types import Observation
 
 @register("attacks", "dlg", summary="images and labels together, squared error, L-BFGS", paper=DLG)
 def dlg(iterations: int = 300, restarts: int = 1) -> Attack:
-    """Images and labels together, squared error, L-BFGS at rate 1; no bounds, as in the paper's release."""
+    """Search images and labels together by squared error, L-BFGS at rate 1; no bounds, as in the paper's release."""
     stage = Stage(OneGradient(), FreePixels(), SquaredError(), LBFGS(iterations=iterations))
     return Attack(JointLabels(), (stage,), restarts=restarts)
-
-
-# Improved Deep Leakage from Gradients [Zhao et al., 2020].
 
 
 def _not_one_example(observation: Observation) -> str:
@@ -38,12 +35,9 @@ def _not_one_example(observation: Observation) -> str:
 @run_by_default(_not_one_example)
 @register("attacks", "idlg", summary="label from the sign rule, squared error, L-BFGS", paper=IDLG)
 def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
-    """The label from the sign rule, then squared error with L-BFGS at rate 1, as in the paper's release."""
+    """Take the label from the sign rule, then squared error with L-BFGS at rate 1 [Zhao et al., 2020], as released."""
     stage = Stage(OneGradient(), FreePixels(), SquaredError(), LBFGS(iterations=iterations))
     return Attack(SignRule(), (stage,), restarts=restarts)
-
-
-# iDLG [Zhao et al., 2020] as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A].
 
 
 MINIMUM_RULE = MinimumRule()
@@ -53,10 +47,11 @@ MINIMUM_RULE = MinimumRule()
 def idlg_adam(
     labels: Labels = MINIMUM_RULE, tv: float = 0.01, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
-    """Squared error with Adam in place of L-BFGS, for the sake of deep networks, and total variation.
+    """Return iDLG as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A]: Adam and total variation.
 
-    The paper states Adam, 30,000 iterations and total variation in all attacks (Sec. 5.1); its weight, the rate, the
-    decay and the bounds could not be confirmed and are those of its other baselines. iDLG itself has no such term.
+    Adam replaces L-BFGS because of deep networks. The paper states Adam, 30,000 iterations and total variation in all
+    attacks (Sec. 5.1); its weight, the rate, the decay and the bounds could not be confirmed and are those of its other
+    baselines. iDLG itself has no such term.
     """
     solver = Adam(rate=rate, iterations=iterations, schedule=StepDecay(), keep=Lowest())
     objective = SquaredError() + tv * TotalVariation(share=1.0)

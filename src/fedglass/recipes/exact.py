@@ -15,5 +15,5 @@ METHODS = built_in("exact")
     paper="; ".join(dict.fromkeys(entry.paper for entry in METHODS.values() if entry.paper)),
 )
 def exact(seconds: float = 30.0) -> ExactAttack:
-    """Every exact method that is built in, the cheapest first; `seconds` limits the search of each."""
+    """Return every built-in exact method as one attack, the cheapest first; `seconds` limits the search of each."""
     return ExactAttack(tuple(entry.value() for entry in METHODS.values()), seconds)

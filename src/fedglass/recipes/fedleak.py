@@ -34,12 +34,12 @@ def fedleak(
     iterations: int = 1000,
     restarts: int = 1,
 ) -> Attack:
-    """The weights of a generator as unknowns, partial gradient matching, gradient regularisation; last iterate.
+    """Search the weights of a generator by partial gradient matching and gradient regularisation; last iterate.
 
     As released (read from the copy in github.com/KaimingZhu/FedLeak_transfer_test: 10,000 iterations, rate 0.01 with
-    cosine decay, a median filter at the end), at full resolution and with inferred labels as the coarse-to-fine
-    paper runs it; the release is given the true ones. AdamW's weight decay is left out, and total variation is
-    measured in whitened coordinates.
+    cosine decay, a median filter at the end), at full resolution and with inferred labels as the coarse-to-fine paper
+    runs it; the release uses the true ones. AdamW's weight decay is left out, and total variation is measured in
+    whitened coordinates.
     """
     solver = LookaheadAdam(rate=0.01, iterations=iterations, schedule=CosineDecay())
     objective = PartialMatch() + tv * TotalVariation(share=1.0)

@@ -16,7 +16,7 @@ from fedglass.core.registry import register
 
 MINIMUM_RULE = MinimumRule()
 GROWN = 4 / 15
-"""The share of the way after which no more layers are added: 4,000 of 15,000 iterations."""
+"""The share of the iterations after which no more layers are added: 4,000 of 15,000 iterations."""
 
 
 @register(
@@ -29,11 +29,12 @@ GROWN = 4 / 15
     ),
 )
 def hfgradinv(labels: Labels = MINIMUM_RULE, tv: float = 0.005, iterations: int = 1000, restarts: int = 1) -> Attack:
-    """The last layers first, more of them on the way, a random part of their entries; total variation from 20 % on.
+    """Match the last layers first, then more of them, a random part of their entries; total variation from 20 % on.
 
-    As released for ResNet-34, all shares of 15,000 iterations, with total variation as the only prior: that is how
-    the coarse-to-fine paper runs its baselines. The release adds batch statistics, and estimates labels with a
-    network trained for the purpose. It compares energies anew whenever layers join; here from the last time on.
+    As released for ResNet-34, all shares of 15,000 iterations, with total variation as the only prior, as the
+    coarse-to-fine paper runs its baselines. The release adds batch statistics, and estimates labels with a network
+    trained for the purpose. It restarts the comparison of energies whenever layers join; here it starts after the last
+    time.
     """
     solver = QuantisedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=LowestFrom(GROWN))
     objective = GrowingCosine(until=GROWN) + After(tv * TotalVariation(share=1.0), 0.2)

@@ -19,7 +19,7 @@ PAPER = "Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients, NeurIPS 20
 SIGN_RULE = SignRule()
 
 
-@run_by_default(lambda seen: "")
+@run_by_default(lambda observation: "")
 @register(
     "attacks",
     "inverting_gradients",
@@ -29,8 +29,11 @@ SIGN_RULE = SignRule()
 def inverting_gradients(
     labels: Labels = SIGN_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
-    """The paper's attack, with the residual of a single example read off the message; `tv` weighs the mean of
-    mean|dx| and mean|dy|. On more than one example it differs from the published one in that factor only."""
+    """Return the paper's attack, with the residual of a single example read from the message.
+
+    `tv` weighs the mean of mean|dx| and mean|dy|. On more than one example it differs from the published one only in
+    that factor.
+    """
     return _compose(ObservedResidual(), labels, Cosine() + tv * TotalVariation(share=0.5), iterations, restarts)
 
 
@@ -40,7 +43,7 @@ def inverting_gradients(
 def inverting_gradients_published(
     labels: Labels = SIGN_RULE, tv: float = 0.01, iterations: int = 4800, restarts: int = 1
 ) -> Attack:
-    """Cosine distance and total variation, signed Adam at 0.1 with three drops, projection onto the bounds.
+    """Use cosine distance and total variation, signed Adam at 0.1 with three drops, projection onto the bounds.
 
     The paper runs 4,800 to 24,000 iterations and tunes `tv` between 1e-6 and 1e-1 for each setting.
     """
@@ -50,9 +53,6 @@ def inverting_gradients_published(
 def _compose(forward: Forward, labels: Labels, objective: Term, iterations: int, restarts: int) -> Attack:
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay())
     return Attack(labels, (Stage(forward, Pixels(), objective, solver),), restarts=restarts)
-
-
-# Inverting Gradients [Geiping et al., 2020] as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A].
 
 
 MINIMUM_RULE = MinimumRule()
@@ -65,10 +65,10 @@ MINIMUM_RULE = MinimumRule()
     paper=PAPER,
 )
 def invg(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
-    """`inverting_gradients_published` with GradInversion's labels and the iterate of lowest energy, not the last.
+    """Return Inverting Gradients as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A].
 
-    The Breaching framework, in which the paper runs it, keeps the lowest. Which weight of total variation the
-    paper used could not be confirmed; 30,000 iterations and 5 restarts are its budget.
+    It has GradInversion's labels and returns the iterate of lowest energy, as the paper's framework (Breaching) does.
+    The paper's weight of total variation could not be confirmed; its budget is 30,000 iterations and 5 restarts.
     """
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
     objective = Cosine() + tv * TotalVariation(share=1.0)

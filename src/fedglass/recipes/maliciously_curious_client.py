@@ -1,6 +1,6 @@
 """The maliciously curious client: a participant reads through the server's aggregation rule.
 
-What it sends itself, poison or not, is a behaviour of the federation; here it is one more update that it knows. The
+The adversary's own update, poisoned or not, is a behaviour of the federation; here it is one more known update. The
 paper's baseline, InvertGrad on the same step, is `inverting_gradients_published` on a peer's view: pixels of all
 examples behind the step, the adversary's own among them, by cosine distance and total variation.
 """
@@ -42,7 +42,7 @@ OWN_UPDATE = ("as_sent", "unknown")
 @register(
     "attacks",
     "maliciously_curious_client",
-    summary="a peer reads through the aggregation rule: several are supposed, the lowest energy wins",
+    summary="a peer reads through the aggregation rule: several are tried, the lowest energy wins",
     paper=MALICIOUSLY_CURIOUS_CLIENT,
 )
 def maliciously_curious_client(
@@ -53,14 +53,13 @@ def maliciously_curious_client(
     tv: float = 0.001,
     iterations: int = 300,
 ) -> AnyAttack:
-    """Each client is simulated, and a differentiable rule combines them with the adversary's own update as it was sent.
+    """Simulate each client, and combine them by a differentiable rule with the adversary's own update as it was sent.
 
-    `rule` names the one that the server uses, where that is known: `mean`, `median`, `trimmed_mean` (which drops
-    `byzantine` at each end), `soft_median` or `one_client`; `mean_without_own` and `mean_of_some` stand for rules that
-    drop clients, where it is not known whose updates got through. `any` tries them all; the paper tries the mean, the
-    soft median and one client. Labels that are not told are assigned to clients by energy where the rule is no mean.
-    With `own = "unknown"` the adversary does not use what it sent, and looks for its own images as well, as the paper
-    does. Images are pixels; the paper's are an autoencoder's.
+    `rule` names the server's rule, if it is known: `mean`, `median`, `trimmed_mean` (which drops `byzantine` at each
+    end), `soft_median` or `one_client`; `mean_without_own` and `mean_of_some` stand for rules that drop unknown
+    clients. `any` tries them all; the paper tries the mean, the soft median and one client. Unknown labels are assigned
+    to clients by energy if the rule is not a mean. With `own = "unknown"` the adversary ignores its own update and
+    searches its own images as well, as the paper does. Images are pixels; the paper's are an autoencoder's.
     """
     if own not in OWN_UPDATE:
         raise unknown_name("own", own, OWN_UPDATE)
@@ -99,19 +98,19 @@ def maliciously_curious_client(
 @register(
     "attacks",
     "maliciously_curious_client_published",
-    summary="a peer looks for codes of an autoencoder through mean, soft median and one client, by squared error",
+    summary="a peer searches codes of an autoencoder through mean, soft median and one client, by squared error",
     paper=MALICIOUSLY_CURIOUS_CLIENT,
 )
 def maliciously_curious_client_published(
     labels: Labels = LAST_LAYER, decoder: str = OWN, rate: float = 0.01, iterations: int = 1000
 ) -> BestOf[AttacksByRule]:
-    """All clients are simulated, the adversary among them; three surrogates are tried, the lowest energy wins [Eq. 22].
+    """Simulate all clients, also the adversary; try three surrogates, the lowest energy wins [Eq. 22].
 
     `decoder` is a folder of `fedglass train autoencoder`, `own` (trained on the adversary's own examples) or `none`
-    (pixels, the ablation). The paper has Adam, whose rate it chooses between 1e-4 and 1e-2. It does not say, and
-    chosen here are: the decoder's design and what it has seen, where labels come from (counted in the last layer), the
-    soft median's temperature, the number of iterations, a constant rate, and that pseudo-Krum's client, which is drawn
-    at random, is the first one throughout: from random codes all are alike, unless labels are told with their clients.
+    (pixels, the ablation). The paper uses Adam with a rate between 1e-4 and 1e-2. It leaves these open, and they are
+    our choices: the decoder's design and training data, the source of labels (counted in the last layer), the soft
+    median's temperature, the number of iterations, and a constant rate. Pseudo-Krum's client, which the paper draws at
+    random, is always the first one here: from random codes all are alike, unless labels come with their clients.
     """
     images: Images = Pixels() if decoder == NONE else Latent(decoder_named(decoder))
     solver = Adam(rate=rate, iterations=iterations)

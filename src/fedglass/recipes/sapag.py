@@ -1,5 +1,7 @@
-"""SAPAG: A Self-Adaptive Privacy Attack from Gradients [Wang et al., 2020]; as a conference paper, 2022, it is called
-Variance of the Gradient Also Matters."""
+"""SAPAG: A Self-Adaptive Privacy Attack from Gradients [Wang et al., 2020].
+
+The conference paper of 2022 is called Variance of the Gradient Also Matters.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def sapag(
     iterations: int = 1000,
     restarts: int = 1,
 ) -> Attack:
-    """The Gaussian kernel of each layer's difference as distance, with a bandwidth read off the message.
+    """Use the Gaussian kernel of each layer's difference as distance, with a bandwidth read from the message.
 
     The authors' code is not public. Adam, its rate, the labels and total variation, which the coarse-to-fine paper
     adds to all attacks (Sec. 5.1), are those of that paper's other baselines; SAPAG's own solver and layer weights

@@ -20,13 +20,13 @@ from fedglass.core.types import Observation
 COUNTS = InterpolatedCounts()
 PUBLISHED_STEPS = StepDecay(at=(0.374, 0.624, 0.875))
 POINTS = 3
-"""Of the segment in the last stage; a fourth explains no more of the message, see `AlongSegment`."""
+"""Points of the segment in the last stage; a fourth explains no more of the message, see `AlongSegment`."""
 LESS_VARIATION = 0.7
-"""Of the total variation, where several points explain the message better than one and less of it is noise."""
+"""Factor on the total variation if several points explain the message better than one, so that less of it is noise."""
 
 
 def needs_one_gradient(observation: Observation) -> str:
-    """Why a message of a single local step needs no more than its gradient."""
+    """Return why one gradient explains the message of a single local step; empty for several steps."""
     return "one local step is explained by inverting_gradients as well" if observation.knows.local_steps == 1 else ""
 
 
@@ -40,9 +40,11 @@ def needs_one_gradient(observation: Observation) -> str:
 def sme(
     labels: Labels = COUNTS, tv: float = 0.01, iterations: int = 240, finish: int = 60, restarts: int = 1
 ) -> Attack:
-    """SME with a smooth decay and alpha's gradient at every tenth iteration, then `finish` iterations with gradients
-    at three points of the segment, which cost three times as much: better than published, in less than half of the
-    time."""
+    """Return SME with a smooth decay and alpha's gradient at every tenth iteration.
+
+    Then come `finish` iterations with gradients at three points of the segment, which cost three times as much: better
+    than published, in less than half of the time.
+    """
     if finish < 0:
         raise UsageError(f"Attack 'sme': finish must be at least 0, got {finish}.")
     stages: tuple[Stage, ...] = (surrogate(tv, iterations),)
@@ -52,7 +54,7 @@ def sme(
 
 
 def surrogate(tv: float, iterations: int) -> Stage:
-    """The images by one gradient on the segment, for any later stage to start from."""
+    """Return the stage that searches images by one gradient on the segment, as a start of later stages."""
     return _stage(OnSegment(every=10), tv, 1.0, iterations, CosineDecay(start=0.2))
 
 
@@ -60,7 +62,8 @@ def surrogate(tv: float, iterations: int) -> Stage:
 def sme_published(
     labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
 ) -> Attack:
-    """SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last iterate.
+    """Return SME as released: Adam at 1.0 for images and 0.001 for alpha, three drops, bounds by projection, last
+    iterate.
 
     Its setting for vision transformers is `rate=0.1` without the drops, `decay=False`.
     """
@@ -73,7 +76,7 @@ def sme_published(
 def sme_baseline_ig(
     labels: Labels = COUNTS, tv: float = 0.01, rate: float = 1.0, iterations: int = 1000, decay: bool = True
 ) -> Attack:
-    """The "IG" of SME's tables: `sme_published` with alpha fixed at the weights before, not Geiping's signed Adam."""
+    """Return the "IG" of SME's tables: `sme_published` with alpha fixed at the weights before, not signed Adam."""
     return Attack(labels, (_stage(OneGradient(), tv, rate, iterations, _published(decay)),))
 
 

@@ -1,4 +1,4 @@
-"""Flower's message API: a recorder for any strategy, and a mod that reads how a client trains.
+"""Flower's message API: a recorder for any strategy, and a client mod that records how the client trains.
 
 Nothing of Flower is imported: strategies, messages and mods are used as they come.
 """
@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
-from fedglass.recorders.client import ClientRecorder, Told, folder_name, going_on
-from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of, name_of
+from fedglass.recorders.client import ClientRecorder, UserFacts, folder_name, log_and_continue
+from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
 from fedglass.recorders.flower_strategy import defences_of
 from fedglass.recorders.hooks import TrainingReader
 
+log = logging.getLogger("fedglass")
 S = TypeVar("S")
+Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
+ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
 
 
-class Recorded:
-    """A mixin to the left of a strategy: `class MyStrategy(Recorded, FedAvg)`, made with `bundle="folder"`.
+class RecordedStrategy:
+    """A mixin to the left of a strategy: `class MyStrategy(RecordedStrategy, FedAvg)`, made with `bundle="folder"`.
 
-    Of strategies that are wrapped in others the outermost is to be recorded. It takes down what goes out and what comes
-    back before the strategy touches it: wrappers for differential privacy clip in place. A recorder that can not write
-    says so in the log and lets the training go on.
+    If strategies wrap each other, record the outermost one. It stores what goes out and what comes back before the
+    strategy touches it: wrappers for differential privacy clip in place. If the recorder cannot write, it logs that
+    and the training continues.
     """
 
     _recorder: StrategyRecorder
@@ -46,24 +49,24 @@ class Recorded:
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
-        answers = list(replies)
-        self._recorder.received(server_round, answers, self)
-        result = super().aggregate_train(server_round, answers)  # type: ignore[misc] # of the strategy
+        all_replies = list(replies)
+        self._recorder.received(server_round, all_replies, self)
+        result = super().aggregate_train(server_round, all_replies)  # type: ignore[misc] # of the strategy
         self._recorder.aggregated(server_round, result[0], self)
         return result
 
-    # The same of strategies of the older API, which secure aggregation still needs.
+    # The same for strategies of the older API, which secure aggregation still needs.
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
         calls = list(super().configure_fit(server_round, parameters, client_manager))  # type: ignore[misc] # as above
-        self._recorder.calling(server_round, calls, self)
+        self._recorder.sending_fit(server_round, calls, self)
         return calls
 
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
-        self._recorder.fitted(server_round, results, self)
+        self._recorder.received_fit(server_round, results, self)
         result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
         if result[0] is not None:
-            self._recorder.aggregated(server_round, arrays_of(result[0]), self)
+            self._recorder.aggregated(server_round, arrays_of_bytes(result[0]), self)
         return result
 
 
@@ -74,27 +77,20 @@ def recorded(
     clients: str | Path | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> S:
-    """A copy of a strategy that records to a folder: `strategy = recorded(FedAvg(), "bundle")`.
+    """Return a copy of a strategy that records to a folder: `strategy = recorded(FedAvg(), "bundle")`.
 
-    `clients` is the folder of the clients' `recording_mod`, where it is on the same machine, as in a simulation: what
-    they have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and
-    no message does: `model`, `classes`, `whitening`, ...
+    Args:
+        clients: The folder of the clients' `recording_mod`, if it is on the same machine, as in a simulation. The
+            recorded trainings of the clients are then copied into the bundle.
+        facts: Facts of the federation that no message shows: `model`, `classes`, `whitening`, ...
     """
     if isinstance(strategy, type) or not any(hasattr(strategy, name) for name in ("aggregate_train", "aggregate_fit")):
-        raise UsageError(f"recorded() takes a strategy that was made, such as FedAvg(), got {strategy!r:.100}.")
+        raise UsageError(f"recorded() expects an instance of a strategy, such as FedAvg(), got {strategy!r:.100}.")
     kind = type(strategy)
-    both = type(kind.__name__, (Recorded, kind), {"__module__": __name__})
-    made: S = object.__new__(both)
-    vars(made).update(vars(strategy), _recorder=StrategyRecorder(bundle, clients, facts))
-    return made
-
-
-# A Flower client mod that reads how the client trains, and can keep its examples for its own audit.
-
-
-log = logging.getLogger("fedglass")
-Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
-ROUND_KEYS = ("server-round", "server_round", "current_round", "round")
+    both = type(kind.__name__, (RecordedStrategy, kind), {"__module__": __name__})
+    copy: S = object.__new__(both)
+    vars(copy).update(vars(strategy), _recorder=StrategyRecorder(bundle, clients, facts))
+    return copy
 
 
 def recording_mod(
@@ -105,62 +101,62 @@ def recording_mod(
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Mod:
-    """A mod for `ClientApp(mods=[recording_mod("clients"), ...])`; the first, so that it knows of those after it.
+    """Return a mod for `ClientApp(mods=[recording_mod("clients"), ...])`; put it first to include later mods.
 
-    Every client writes to a folder of its own below `folder`. `truth` is another folder, for its examples, which are
-    private and stay with the client: by them an audit can say whether what an attack found is true. Give absolute
-    paths: a client's process has a working directory of its own.
+    Every client writes to a folder of its own below `folder`. Give absolute paths: each client process has its own
+    working directory.
 
-    `whitening` is the pixels' normalisation (means, deviations), where it can not be read off the pixels themselves.
+    Args:
+        truth: Another folder for the client's examples. They are private and stay with the client; an audit uses them
+            to score what an attack reconstructs.
+        model: The architecture as a plan names it, if it is not the class that is trained.
+        whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
+        facts: Any other fact of the federation that a bundle has a name for.
     """
-    told = Told(model, whitening, {} if facts is None else facts)
+    declared = UserFacts(model, whitening, {} if facts is None else facts)
     place = Path(folder)
     if not place.is_absolute():
         log.warning(
-            "fedglass records to %s: give an absolute path, since every process has a folder of its own.",
+            "fedglass records to %s. Give an absolute path, since every process has its own working directory.",
             place.absolute(),
         )
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
-        if not reply.has_error() and (reader.steps or reader.fault or _trained(message, reply)):
-            with going_on("this training"):
+        if not reply.has_error() and (reader.steps or reader.fault or _returns_model(message, reply)):
+            with log_and_continue("this training"):
                 name = name_of(reply, message.metadata.dst_node_id)
-                recorder = ClientRecorder(place / folder_name(name), name, told=told, truth=truth)
-                mods = list(mods_within(call_next))
-                recorder.trained(_round(message), reader, defences_of(mods, _config(message)))
+                recorder = ClientRecorder(place / folder_name(name), name, declared=declared, truth=truth)
+                mods = list(inner_mods(call_next))
+                recorder.trained(_round(message), reader, defences_of(mods, config_of(message)))
         return reply
 
     return mod
 
 
-def _trained(message: Any, reply: Any) -> bool:
-    """Whether a model came back from a training, wherever that ran."""
+def _returns_model(message: Any, reply: Any) -> bool:
+    """Check that the reply to a training holds a model, even if the training ran out of sight."""
     return str(message.metadata.message_type).partition(".")[0] == "train" and bool(reply.content.array_records)
 
 
-def _config(message: Any) -> dict[str, Any]:
-    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
-
-
 def _round(message: Any) -> int:
-    """The round's number, from the message's configuration or, of older strategies, its group."""
-    config = _config(message)
+    """Return the round's number, from the message's configuration or, with older strategies, its group."""
+    config = config_of(message)
     for key in ROUND_KEYS:
         if isinstance(config.get(key), int):
             return int(config[key])
     return int(message.metadata.group_id) if str(message.metadata.group_id).isdecimal() else 0
 
 
-def mods_within(call_next: Any) -> Iterator[Any]:
-    """The mods between this one and the client, innermost first, which is the order in which they see the reply.
+def inner_mods(call_next: Any) -> Iterator[Any]:
+    """Yield the mods between this one and the client, innermost first: the order in which they see the reply.
 
-    Flower's chain is made of closures; what is in none of them is not known, and not told.
+    Flower's chain is made of closures. A mod outside of these closures is not found.
     """
-    cells = [cell.cell_contents for cell in getattr(call_next, "__closure__", None) or ()]
+    contents = [cell.cell_contents for cell in getattr(call_next, "__closure__", None) or ()]
     names = getattr(getattr(call_next, "__code__", None), "co_freevars", ())
-    held = dict(zip(names, cells, strict=False))
-    if "_mod" in held and "_ffn" in held:
-        yield from mods_within(held["_ffn"])
-        yield held["_mod"]
+    variables = dict(zip(names, contents, strict=False))
+    if "_mod" in variables and "_ffn" in variables:
+        yield from inner_mods(variables["_ffn"])
+        yield variables["_mod"]

@@ -1,4 +1,8 @@
-"""Takes down what a Flower strategy sends, receives and makes of it; nothing of Flower is imported."""
+"""Stores what a Flower strategy sends, receives and aggregates; nothing of Flower is imported.
+
+Node ids differ from run to run. A client that returns its `partition-id` as a metric keeps its name, on the
+server as on the client.
+"""
 
 from __future__ import annotations
 
@@ -12,225 +16,199 @@ from typing import Any
 import numpy as np
 
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.recorders.client import folder_name, take_training
-from fedglass.recorders.flower_strategy import defences_asked, layers_of, privacy_spent, rule_of
-from fedglass.recorders.read import extents
+from fedglass.recorders.client import copy_training, folder_name
+from fedglass.recorders.flower_strategy import layers_of, privacy_spent, requested_defences, rule_of
+from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import FURTHER, MANIFEST
-
-# Flower's older API: results of clients as lists of bytes, which secure aggregation still uses.
-
-
-def arrays_of(parameters: Any) -> dict[str, Any]:
-    """The arrays of a model, which have no names but their numbers; no pickle is read."""
-    return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
-
-
-def same_parameters(one: Any, other: Any) -> bool:
-    return bool(one.tensors == other.tensors)
-
-
-def aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether the replies were summed up before anybody saw them: Flower then gives each client the sum as its own."""
-    return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
-
-
-def config_of(told: Any) -> dict[str, Any]:
-    return dict(told.config or {})
-
-
-def metrics_of(result: Any) -> dict[str, Any]:
-    return dict(result.metrics or {})
-
-
-# What a Flower node is called: by what its reply says of itself, on the server as on the client.
-#
-# Node ids are drawn anew in every run. A client that returns its `partition-id` as a metric keeps its name.
-
-
-METRIC = "partition-id"
-
-
-def name_of(reply: Any, node: int) -> str:
-    """`client-<partition-id>` where the reply has that metric, else by its node's id.
-
-    The older API sends metrics as a record of configuration.
-    """
-    records = [*reply.content.config_records.values(), *reply.content.metric_records.values()]
-    return metric_name({key: value for record in records for key, value in record.items()}, node)
-
-
-def metric_name(metrics: Mapping[str, Any], node: int) -> str:
-    """The same, of metrics alone."""
-    told = metrics.get(METRIC)
-    return f"client-{int(told)}" if isinstance(told, int | float) else node_name(node)
-
-
-def node_name(node: int) -> str:
-    return f"node-{node}"
-
+from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 
 log = logging.getLogger("fedglass")
+NAME_METRIC = "partition-id"
 
 
 class StrategyRecorder:
-    """Takes down a strategy's messages."""
+    """Stores the messages of a strategy."""
 
     def __init__(self, bundle: str | Path, clients: str | Path | None, facts: Mapping[str, Any] | None) -> None:
         self._clients = None if clients is None else Path(clients)
         if (Path(bundle) / MANIFEST).exists():
             raise UsageError(f"{bundle} holds a bundle already: choose another folder for this run.")
         self._writer = BundleWriter(bundle, writer="server", facts=facts)
-        self._writer.facts(_framework(), source="read")
+        self._writer.facts({"framework": _framework()}, source="read")
         self._called: dict[int, list[int]] = {}
+        """By round, the nodes that were called."""
         self._names: dict[int, str] = {}
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._replies: dict[str, dict[str, Any]] = {}
         self._configs: dict[int, dict[str, Any]] = {}
-        self._own: dict[int, dict[str, Any]] = {}
-        """By node, the model that it alone was sent: a node has its name only when it has answered."""
+        self._own_starts: dict[int, dict[str, Any]] = {}
+        """By node, the model that was sent to it alone: a node has its name only when it has replied."""
         self._broken = False
 
     def sending(self, index: int, messages: list[Any], strategy: Any) -> None:
-        """What goes out, and to whom; the configuration is that of the messages themselves."""
+        """Store the models that go out; the configuration is that of the messages themselves."""
         self._try(self._sending, index, messages, strategy)
 
     def received(self, index: int, replies: list[Any], strategy: Any) -> None:
-        """What came back, as it came back; and who did not answer."""
+        """Store the replies as they came, and the clients that did not reply."""
         self._try(self._received, index, replies, strategy)
 
     def aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
-        """What the strategy made of it; None where it refused."""
+        """Store the aggregate; `arrays` is None if the strategy refused to make one."""
         if arrays is not None:
             self._try(self._aggregated, index, arrays, strategy)
 
-    def calling(self, index: int, calls: list[Any], strategy: Any) -> None:
-        """`sending` of the older API."""
-        self._try(self._calling, index, calls, strategy)
+    def sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
+        """Store what `sending` does, for the older API."""
+        self._try(self._sending_fit, index, calls, strategy)
 
-    def fitted(self, index: int, results: list[Any], strategy: Any) -> None:
-        """`received` of the older API."""
-        self._try(self._fitted, index, results, strategy)
+    def received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
+        """Store what `received` does, for the older API."""
+        self._try(self._received_fit, index, results, strategy)
 
-    def _try(self, take: Any, *told: Any) -> None:
+    def _try(self, store: Any, *args: Any) -> None:
         if self._broken:
             return
         try:
-            take(*told)
+            store(*args)
+            return
         except FedglassError as error:
-            self._stop()
-            log.error("fedglass stops recording, the training goes on: %s", error)
-        except Exception:  # whatever it is, a recorder is no reason to lose a training
-            self._stop()
-            log.exception("fedglass stops recording, the training goes on.")
-
-    def _stop(self) -> None:
+            log.error("fedglass stops recording. The training continues. %s", error)
+        except Exception:  # no error of a recorder may end a training
+            log.exception("fedglass stops recording. The training continues.")
         self._broken = True
-        self._writer.lost()
+        self._writer.mark_incomplete()
 
     def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
-        self._configs = {m.metadata.dst_node_id: _config(m) for m in messages}
+        self._configs = {message.metadata.dst_node_id: config_of(message) for message in messages}
         self._writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
-        records = {m.metadata.dst_node_id: _arrays_of(m, strategy) for m in messages}
-        self._send(index, {node: record for node, record in records.items() if record is not None}, _same, _numpy)
+        records = {message.metadata.dst_node_id: _model_record(message, strategy) for message in messages}
+        models = {node: record for node, record in records.items() if record is not None}
+        self._store_sent(index, models, _same_record, _numpy)
 
-    def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
-        past = self._writer.round(index)
-        answered, self._answers = set(), {}
-        for reply in sorted(replies, key=_by_name):
-            node = reply.metadata.src_node_id
-            answered.add(node)
-            if reply.has_error():
-                past.absent(self._name(node), _first_line(f"error {reply.error.code}: {reply.error.reason}"))
-                continue
-            name = self._names[node] = name_of(reply, node)
-            record = _arrays_of(reply, strategy)
-            if record is None:
-                past.unseen(name, "its reply has no arrays that are known as such")
-                continue
-            self._sent_own(index, node, name)
-            arrays = self._answers[name] = _numpy(record)
-            examples, told = _told(reply, record, strategy)
-            # The number of examples is the client's own word.
-            config = self._configs.get(node) or None
-            declared = {"defences": defences_asked(config)}
-            past.received(name, arrays, examples=examples, facts=declared, source="declared")
-            self._writer.training(name, index, {**told, "config": config}, source="read")
-            self._take(name, index)
-        for node in self._called.get(index, []):
-            if node not in answered:
-                past.absent(self._name(node), "no reply")
-        past.facts({"rule": rule_of(strategy, len(self._answers))}, source="read")
-
-    def _calling(self, index: int, calls: list[Any], strategy: Any) -> None:
+    def _sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
         self._called[index] = [client.node_id for client, _ in calls]
-        self._configs = {client.node_id: config_of(told) for client, told in calls}
+        self._configs = {client.node_id: dict(instruction.config or {}) for client, instruction in calls}
         self._writer.facts({"rule": rule_of(strategy)}, source="read")
-        self._send(index, {client.node_id: told.parameters for client, told in calls}, same_parameters, arrays_of)
+        models = {client.node_id: instruction.parameters for client, instruction in calls}
+        self._store_sent(index, models, _same_parameters, arrays_of_bytes)
 
-    def _send(self, index: int, models: dict[int, Any], same: Any, arrays: Any) -> None:
-        """What most were sent, by node, is the round's; the others' wait until these have answered."""
-        alike: list[list[int]] = []
+    def _store_sent(self, index: int, models: dict[int, Any], same: Any, arrays: Any) -> None:
+        """Store the model that most nodes were sent as the round's; that of other nodes waits for their replies."""
+        groups: list[list[int]] = []
         for node, model in models.items():
-            group = next((g for g in alike if models[g[0]] is model or same(models[g[0]], model)), None)
+            group = next((g for g in groups if models[g[0]] is model or same(models[g[0]], model)), None)
             if group is None:
-                alike.append([node])
+                groups.append([node])
             else:
                 group.append(node)
-        most = max(alike, key=len, default=[])
-        # Where no two have the same, none of them is everybody's.
-        common = most if len(most) > 1 or len(alike) == 1 else []
+        largest = max(groups, key=len, default=[])
+        # If no two nodes have the same model, none of these is the round's.
+        common = largest if len(largest) > 1 or len(groups) == 1 else []
         if common:
             self._writer.round(index).sent(arrays(models[common[0]]))
-        self._own = {node: arrays(model) for node, model in models.items() if node not in common}
+        self._own_starts = {node: arrays(model) for node, model in models.items() if node not in common}
 
-    def _fitted(self, index: int, results: list[Any], strategy: Any) -> None:
-        past, self._answers = self._writer.round(index), {}
-        secure = aggregated_securely(results)
+    def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
+        round_ = self._writer.round(index)
+        replied, self._replies = set(), {}
+        for reply in sorted(replies, key=_by_name):
+            node = reply.metadata.src_node_id
+            replied.add(node)
+            if reply.has_error():
+                round_.absent(self._name(node), _first_line(f"error {reply.error.code}: {reply.error.reason}"))
+                continue
+            name = self._names[node] = name_of(reply, node)
+            record = _model_record(reply, strategy)
+            if record is None:
+                round_.not_recorded(name, "its reply holds no array record of a model")
+                continue
+            self._store_own_start(index, node, name)
+            arrays = self._replies[name] = _numpy(record)
+            examples, facts = _reply_facts(reply, record, strategy)
+            # The number of examples is what the client claims.
+            config = self._configs.get(node) or None
+            requested = {"defences": requested_defences(config)}
+            round_.received(name, arrays, examples=examples, facts=requested, source="declared")
+            self._store_training(name, index, {**facts, "config": config})
+        self._store_absent(index, replied)
+        round_.facts({"rule": rule_of(strategy, len(self._replies))}, source="read")
+
+    def _received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
+        round_, self._replies = self._writer.round(index), {}
+        secure = _aggregated_securely(results)
         self._writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
-        answered = set()
+        replied = set()
         for client, result in results:
-            answered.add(client.node_id)
-            name = self._names[client.node_id] = metric_name(result.metrics or {}, client.node_id)
-            self._sent_own(index, client.node_id, name)
+            replied.add(client.node_id)
+            metrics = dict(result.metrics or {})
+            name = self._names[client.node_id] = _metric_name(metrics, client.node_id)
+            self._store_own_start(index, client.node_id, name)
             if not secure:
-                arrays = self._answers[name] = arrays_of(result.parameters)
-                past.received(name, arrays)
+                arrays = self._replies[name] = arrays_of_bytes(result.parameters)
+                round_.received(name, arrays)
             self._writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
-            told = {"metrics": metrics_of(result), "config": self._configs.get(client.node_id) or None}
-            self._writer.training(name, index, told, source="read")
-            self._take(name, index)
-        for node in self._called.get(index, []):
-            if node not in answered:
-                past.absent(self._name(node), "no reply")
-        past.facts({"rule": rule_of(strategy, len(results))}, source="read")
+            config = self._configs.get(client.node_id) or None
+            self._store_training(name, index, {"metrics": metrics, "config": config})
+        self._store_absent(index, replied)
+        round_.facts({"rule": rule_of(strategy, len(results))}, source="read")
 
     def _aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
         after = _numpy(arrays)
-        alike = [name for name, own in self._answers.items() if _equal(own, after)]
-        # One client's message unchanged, as Krum passes it on; of a single one nobody is left out.
-        kept = alike if len(alike) == 1 and len(self._answers) > 1 else None
-        past = self._writer.round(index)
-        past.aggregated(after, kept=kept)
+        unchanged = [name for name, reply in self._replies.items() if _equal(reply, after)]
+        # Krum passes on one client's message unchanged; with a single client no other one is left out.
+        accepted = unchanged if len(unchanged) == 1 and len(self._replies) > 1 else None
+        round_ = self._writer.round(index)
+        round_.aggregated(after, kept=accepted)
         spent = privacy_spent(strategy)
         if spent is not None:
-            past.facts({"x-privacy-spent": spent}, source="read")
-        self._answers = {}
+            round_.facts({"x-privacy-spent": spent}, source="read")
+        self._replies = {}
 
-    def _sent_own(self, index: int, node: int, name: str) -> None:
-        if node in self._own:
-            self._writer.round(index).sent(self._own.pop(node), client=name)
+    def _store_own_start(self, index: int, node: int, name: str) -> None:
+        if node in self._own_starts:
+            self._writer.round(index).sent(self._own_starts.pop(node), client=name)
 
-    def _take(self, name: str, index: int) -> None:
+    def _store_training(self, name: str, index: int, facts: dict[str, Any]) -> None:
+        """Store the facts of a reply, and those that the client itself has recorded on this machine."""
+        self._writer.training(name, index, facts, source="read")
         if self._clients is not None:
-            take_training(self._writer, self._clients / folder_name(name), index)
+            copy_training(self._writer, self._clients / folder_name(name), index)
+
+    def _store_absent(self, index: int, replied: set[int]) -> None:
+        for node in self._called.get(index, []):
+            if node not in replied:
+                self._writer.round(index).absent(self._name(node), "no reply")
 
     def _name(self, node: int) -> str:
-        return self._names.get(node, node_name(node))
+        return self._names.get(node, _node_name(node))
+
+
+def name_of(reply: Any, node: int) -> str:
+    """Return `client-<partition-id>` if the reply has that metric, else a name with the node's id.
+
+    The older API sends metrics as a record of configuration.
+    """
+    records = [*reply.content.config_records.values(), *reply.content.metric_records.values()]
+    return _metric_name({key: value for record in records for key, value in record.items()}, node)
+
+
+def _metric_name(metrics: Mapping[str, Any], node: int) -> str:
+    partition = metrics.get(NAME_METRIC)
+    return f"client-{int(partition)}" if isinstance(partition, int | float) else _node_name(node)
+
+
+def _node_name(node: int) -> str:
+    return f"node-{node}"
+
+
+def config_of(message: Any) -> dict[str, Any]:
+    """Return the configuration of a message."""
+    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
 
 
 def _by_name(reply: Any) -> tuple[bool, int, str]:
-    """Replies by their clients' names, 2 before 10, whichever came first; those with errors have none and come last."""
+    """Return a sort key: by client name, 2 before 10; replies with errors have no name and come last."""
     if reply.has_error():
         return True, 0, ""
     name = name_of(reply, reply.metadata.src_node_id)
@@ -238,54 +216,68 @@ def _by_name(reply: Any) -> tuple[bool, int, str]:
 
 
 def _first_line(text: str) -> str:
-    """An error's reason without its traceback, which may quote what a client would not say."""
+    """Return an error's reason without its traceback, which may quote private values."""
     return text.splitlines()[0][:200]
 
 
-def _framework() -> dict[str, str]:
+def _framework() -> str:
     try:
-        return {"framework": f"flwr {version('flwr')}"}
+        return f"flwr {version('flwr')}"
     except PackageNotFoundError:
-        return {"framework": "flwr"}
+        return "flwr"
 
 
-def _arrays_of(message: Any, strategy: Any) -> Any:
-    """The record that holds the model: the strategy's own key, or the first."""
+def _model_record(message: Any, strategy: Any) -> Any:
+    """Return the record that holds the model: under the strategy's own key, or the first."""
     records = message.content.array_records
     *_, inner = layers_of(strategy)
     key = getattr(inner, "arrayrecord_key", "arrays")
     return records.get(key, next(iter(records.values()), None))
 
 
-def _config(message: Any) -> dict[str, Any]:
-    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
-
-
-def _told(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str, Any]]:
-    """The number of examples, and the weight in a mean, the metrics and what else a reply carries."""
+def _reply_facts(reply: Any, record: Any, strategy: Any) -> tuple[int | None, dict[str, Any]]:
+    """Return the number of examples, and facts: the weight in a mean, the metrics, and what else a reply carries."""
     *_, inner = layers_of(strategy)
     key = getattr(inner, "weighted_by_key", "num-examples")
-    metrics = {name: value for each in reply.content.metric_records.values() for name, value in each.items()}
+    metrics = {name: value for metric in reply.content.metric_records.values() for name, value in metric.items()}
     weight: Any = metrics.get(key)
-    plain = isinstance(weight, int | float) and weight > 0
-    examples = int(weight) if plain and key == "num-examples" and int(weight) == weight else None
-    others: dict[str, Any] = {
-        name: {key: list(array.shape) for key, array in other.items()}
-        for name, other in reply.content.array_records.items()
-        if other is not record
+    positive = isinstance(weight, int | float) and weight > 0
+    examples = int(weight) if positive and key == "num-examples" and int(weight) == weight else None
+    extras: dict[str, Any] = {
+        name: {key: list(array.shape) for key, array in extra.items()}
+        for name, extra in reply.content.array_records.items()
+        if extra is not record
     }
-    others |= {name: found for name, told in reply.content.config_records.items() if (found := extents(told))}
-    weight = float(weight) if plain else None
-    return examples, {"weight": weight, "metrics": metrics, FURTHER: others or None}
+    configs = {name: sizes_of_extras(config) for name, config in reply.content.config_records.items()}
+    extras |= {name: sizes for name, sizes in configs.items() if sizes}
+    weight = float(weight) if positive else None
+    return examples, {"weight": weight, "metrics": metrics, EXTRA_ARRAYS: extras or None}
 
 
 def _numpy(record: Any) -> dict[str, Any]:
     return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in record.items()}
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_record(one: Any, other: Any) -> bool:
     return list(one) == list(other) and all(one[name].data == other[name].data for name in one)
 
 
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return set(one) == set(other) and all(np.allclose(one[n], other[n], rtol=1e-6, atol=0) for n in one)
+
+
+# Flower's older API, which secure aggregation still uses: results of clients as lists of bytes.
+
+
+def arrays_of_bytes(parameters: Any) -> dict[str, Any]:
+    """Return the arrays of a model under their numbers, since they have no names; no pickle is read."""
+    return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
+
+
+def _same_parameters(one: Any, other: Any) -> bool:
+    return bool(one.tensors == other.tensors)
+
+
+def _aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
+    """Check whether only the sum of the replies is visible: Flower then hands out the sum as each client's reply."""
+    return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)

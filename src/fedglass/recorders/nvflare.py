@@ -1,7 +1,7 @@
-"""NVFlare: filters that record what passes, on the server, and how a client trains, on the client.
+"""NVFlare: filters that record the messages on the server, and the training on a client.
 
-A job is sent to its sites as class names and plain arguments: both filters of a site are made there, in one process,
-and share what they write to by the folder's name. Give absolute paths; on each site they are its own.
+A job is sent to its sites as class names and plain arguments. Both filters of a site are made there, in one process,
+and share a writer by the name of its folder. Give absolute paths; each site has its own.
 """
 
 from __future__ import annotations
@@ -24,72 +24,25 @@ from nvflare.apis.shareable import ReservedHeaderKey
 from torch import Tensor
 
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.recorders.client import ClientRecorder, Told, folder_name, take_training
+from fedglass.recorders.client import ClientRecorder, UserFacts, copy_training, folder_name
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import extents
+from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
-from fedglass.recordings.format import FURTHER, MANIFEST
-
-# What NVFlare's own filters do to a client's answer, read off the running client, and what leaves beside the model.
-#
-# A filter is not told of its neighbours, but the client's runner is in its context, and has all of them: those of the
-# job
-# and those that the site itself adds.
-
-
-SITE_FILTERS = "task_result_filters"
-"""What both the runner and a site's scope call them."""
-HARMLESS = ("DXOBlocker", "ConvertWeights", "AddUpdateHeader")
-"""Filters that let a model pass as it is, or not at all."""
-PLAIN = (bool, int, float, str)
-
-
-def defences_of(fl_ctx: Any, kind: str) -> list[dict[str, Any]]:
-    """The filters that a model of this kind passes on its way out of a client, by their classes, with their options."""
-    return [
-        {"name": type(each).__name__, "options": _options(each)}
-        for each in _filters(fl_ctx)
-        if _protects(each) and not (isinstance(each, DXOFilter) and each.data_kinds and kind not in each.data_kinds)
-    ]
-
-
-def passed(history: Any) -> list[str]:
-    """The filters that a message says it passed."""
-    return [str(name) for name in history or [] if name not in HARMLESS]
-
-
-def _filters(fl_ctx: Any) -> Iterator[Any]:
-    """In the order in which they act."""
-    scope, runner = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT), fl_ctx.get_prop(FLContextKey.RUNNER)
-    yield from (getattr(scope, SITE_FILTERS, None) or {}).get(FilterKey.OUT, [])
-    task = f"{fl_ctx.get_prop(FLContextKey.TASK_NAME)}{FilterKey.DELIMITER}{FilterKey.OUT}"
-    yield from (getattr(runner, SITE_FILTERS, None) or {}).get(task) or []
-
-
-def _protects(each: Any) -> bool:
-    ours = type(each).__module__.partition(".")[0] == "fedglass"
-    return not ours and type(each).__name__ not in HARMLESS
-
-
-def _options(each: Any) -> dict[str, Any]:
-    """What it was made with, as far as it keeps that under the same names in plain values."""
-    found = {name: getattr(each, name, None) for name in inspect.signature(type(each).__init__).parameters}
-    plain = {name: value.pattern if isinstance(value, re.Pattern) else value for name, value in found.items()}
-    return {name: value for name, value in plain.items() if _plain(value)}
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(each, PLAIN) for each in value))
-
+from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 
 log = logging.getLogger("fedglass")
+SITE_FILTERS = "task_result_filters"
+"""The attribute of a client's runner and of a site's scope that holds filters."""
+HARMLESS = ("DXOBlocker", "ConvertWeights", "AddUpdateHeader")
+"""Filters that let a model pass unchanged, or not at all."""
+PLAIN = (bool, int, float, str)
 CURRENT_ROUND = "current_round"
 PAYLOAD = (ReservedHeaderKey.HEADERS, "DXO")
 """Keys of a reply under which its header and its model are."""
 FORMS: Mapping[str, Form] = {DataKind.WEIGHTS: "state", DataKind.WEIGHT_DIFF: "update"}
 MEANS = ("FedAvgRecipe", "FedProxRecipe")
-"""Recipes that aggregate by the mean; what FedProx has of its own is the clients' affair."""
+"""Recipes that aggregate by the mean; FedProx differs from it on the clients only."""
 _lock = threading.Lock()
 _writers: dict[str, BundleWriter] = {}
 _readers: dict[str, TrainingReader] = {}
@@ -102,19 +55,20 @@ def record_server(
     clients: str | Path | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Let a recipe's server record what it sends and gets: one line in the job's script.
+    """Let a recipe's server record what it sends and receives: one line in the job's script.
 
-    `clients` is the folder of `record_clients`, where it is on the same machine, as in a simulation: what the clients
-    have read of their training is then taken over. `facts` are what a bundle tells of the whole federation and no
-    message does: `model`, `classes`, `whitening`, ...
+    Args:
+        clients: The folder of `record_clients`, if it is on the same machine, as in a simulation. The recorded
+            trainings of the clients are then copied into the bundle.
+        facts: Facts of the federation that no message shows: `model`, `classes`, `whitening`, ...
     """
     place = Path(folder).absolute()
     if (place / MANIFEST).exists():
         raise UsageError(f"{place} holds a bundle already: choose another folder for this job.")
-    told = {"rule": _rule(recipe), **(facts or {})}
-    recipe.add_server_output_filter(SentFilter(str(place), told), tasks=["train"])
-    near = None if clients is None else str(Path(clients).absolute())
-    recipe.add_server_input_filter(ReceivedFilter(str(place), near), tasks=["train"])
+    declared = {"rule": _rule(recipe), **(facts or {})}
+    recipe.add_server_output_filter(SentFilter(str(place), declared), tasks=["train"])
+    client_folder = None if clients is None else str(Path(clients).absolute())
+    recipe.add_server_input_filter(ReceivedFilter(str(place), client_folder), tasks=["train"])
 
 
 def record_clients(
@@ -125,20 +79,24 @@ def record_clients(
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> None:
-    """Let a recipe's clients read how they train, each to a folder of its own below `folder`.
+    """Let a recipe's clients record how they train, each to a folder of its own below `folder`.
 
-    `truth` is another folder, for their examples, which are private and stay with the client, for its own audit. The
-    training must run in the client's own process, as it does unless a recipe is told to launch an external one.
+    The training must run in the client's own process, as it does unless a recipe launches an external one.
+
+    Args:
+        truth: Another folder for the clients' examples, which are private and stay with the client, for its own audit.
+        model: The architecture as a plan names it, if it is not the class that is trained.
+        whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
     """
     place = str(Path(folder).absolute())
     private = None if truth is None else str(Path(truth).absolute())
-    told = None if whitening is None else [list(values) for values in whitening]
+    plain_whitening = None if whitening is None else [list(values) for values in whitening]
     recipe.add_client_input_filter(TrainingBegins(place, private is not None), tasks=["train"])
-    recipe.add_client_output_filter(TrainingEnds(place, private, model, told), tasks=["train"])
+    recipe.add_client_output_filter(TrainingEnds(place, private, model, plain_whitening), tasks=["train"])
 
 
 def _rule(recipe: Any) -> dict[str, Any]:
-    """The mean, where the recipe is one of NVFlare's own for it, without an aggregator of somebody's; else its name."""
+    """Return the mean for NVFlare's own recipes of it without a custom aggregator, else the name of the class."""
     kind, aggregator = type(recipe).__name__, getattr(recipe, "aggregator", None)
     if kind in MEANS and aggregator is None:
         return {"name": "mean"}
@@ -146,32 +104,32 @@ def _rule(recipe: Any) -> dict[str, Any]:
 
 
 class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
-    """Records the global model that goes out; with the next round's, what the last one was aggregated to."""
+    """Records the global model that goes out; that of the next round is the aggregate of the last one."""
 
     def __init__(self, folder: str, facts: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.folder, self.facts = folder, facts or {}
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._take, shareable, fl_ctx, folder=self.folder)
+        _log_errors(self._store, shareable, fl_ctx, folder=self.folder)
         return shareable
 
-    def _take(self, shareable: Any, fl_ctx: Any) -> None:
+    def _store(self, shareable: Any, fl_ctx: Any) -> None:
         writer = _writer(self.folder, self.facts)
         arrays, index = _arrays(shareable), _round(shareable)
         if arrays is None or index is None:
-            log.warning("fedglass records nothing of a task that is no model.")
+            log.warning("fedglass does not record a task that holds no model or no round number.")
             return
         tensors = arrays[0]
-        past, last = writer.round(index), writer.round(index - 1) if index else None
-        if past.told.sent is None:
-            past.sent(tensors)
-            if last is not None and last.told.sent is not None and last.told.aggregated is None:
-                last.aggregated(tensors)
-        elif not _equal(writer.arrays(past.told.sent), tensors):
+        round_, previous = writer.round(index), writer.round(index - 1) if index else None
+        if round_.state.sent is None:
+            round_.sent(tensors)
+            if previous is not None and previous.state.sent is not None and previous.state.aggregated is None:
+                previous.aggregated(tensors)
+        elif not _equal(writer.arrays(round_.state.sent), tensors):
             client = _peer(fl_ctx)
-            if past.message(client).sent is None:
-                past.sent(tensors, client=client)
+            if round_.message(client).sent is None:
+                round_.sent(tensors, client=client)
 
 
 class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
@@ -182,45 +140,45 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
         self.folder, self.clients = folder, clients
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._take, shareable, fl_ctx, folder=self.folder)
+        _log_errors(self._store, shareable, fl_ctx, folder=self.folder)
         return shareable
 
-    def _take(self, shareable: Any, fl_ctx: Any) -> None:
+    def _store(self, shareable: Any, fl_ctx: Any) -> None:
         writer, client, index = _writer(self.folder, {}), _peer(fl_ctx), _round(shareable)
         if index is None:
-            log.warning("fedglass records nothing of a reply that tells no round.")
+            log.warning("fedglass does not record a reply without a round number.")
             return
-        past, code = writer.round(index), shareable.get_return_code()
+        round_, code = writer.round(index), shareable.get_return_code()
         arrays = _arrays(shareable) if code == ReturnCode.OK else None
         if code != ReturnCode.OK:
-            past.absent(client, code)
+            round_.absent(client, code)
             return
         if arrays is None:  # filters see no payload of another kind
-            past.unseen(client, "its reply is no model that a filter can see")
+            round_.not_recorded(client, "its reply holds no model that a filter can see")
             return
         tensors, form, dxo = arrays
-        past.received(client, tensors, form=form)
+        round_.received(client, tensors, form=form)
         weight = dxo.get_meta_prop(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
         facts = {
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
-            "filters": passed(dxo.get_filter_history()) or None,
-            FURTHER: _further(shareable, dxo) or None,
+            "filters": passed_filters(dxo.get_filter_history()) or None,
+            EXTRA_ARRAYS: _extras(shareable, dxo) or None,
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:
-            take_training(writer, Path(self.clients) / folder_name(client), index)
+            copy_training(writer, Path(self.clients) / folder_name(client), index)
 
 
 class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
-    """On a client: from here on torch is listened to."""
+    """Starts to observe a client's training."""
 
     def __init__(self, folder: str, keep_examples: bool = False) -> None:
         super().__init__()
         self.folder, self.keep_examples = folder, keep_examples
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._begin)
+        _log_errors(self._begin)
         return shareable
 
     def _begin(self) -> None:
@@ -231,7 +189,7 @@ class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
 
 
 class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
-    """On a client: what was heard until here is how it trained, and its runner tells what else the answer passes."""
+    """Stops observing a client's training and records it, with the filters that the reply still passes."""
 
     def __init__(
         self,
@@ -244,7 +202,7 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
         self.folder, self.truth, self.model, self.whitening = folder, truth, model, whitening
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _safely(self._end, shareable, fl_ctx)
+        _log_errors(self._end, shareable, fl_ctx)
         return shareable
 
     def _end(self, shareable: Any, fl_ctx: Any) -> None:
@@ -252,13 +210,13 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
             reader = _close(self.folder)
         index, arrays = _round(shareable), _arrays(shareable)
         if reader is None or index is None or not (reader.steps or reader.fault):
-            log.warning("fedglass has seen no training: it runs in another process, or not with torch.")
+            log.warning("fedglass observed no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()
         whitening = None if self.whitening is None else (self.whitening[0], self.whitening[1])
-        told = Told(self.model, whitening)
+        declared = UserFacts(self.model, whitening)
         defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind)
-        recorder = ClientRecorder(Path(self.folder) / folder_name(client), client, told=told, truth=self.truth)
+        recorder = ClientRecorder(Path(self.folder) / folder_name(client), client, declared=declared, truth=self.truth)
         recorder.trained(index, reader, defences)
 
 
@@ -269,31 +227,31 @@ def _close(folder: str) -> TrainingReader | None:
     return reader
 
 
-def _safely(take: Any, *told: Any, folder: str = "") -> None:
-    """Take something down; where that fails, the bundle in the folder is told."""
+def _log_errors(store: Any, *args: Any, folder: str = "") -> None:
+    """Call a function, log its errors, and mark the bundle in the folder as incomplete if there is one."""
     try:
-        take(*told)
+        store(*args)
         return
     except FedglassError as error:
-        log.error("fedglass could not record, the training goes on: %s", error)
-    except Exception:  # a filter that raises makes the client's result an error: a recorder may not
-        log.exception("fedglass could not record, the training goes on.")
+        log.error("fedglass could not record. The training continues. %s", error)
+    except Exception:  # a filter that raises makes the client's result an error: a recorder must not
+        log.exception("fedglass could not record. The training continues.")
     if folder in _writers:
-        _writers[folder].lost()
+        _writers[folder].mark_incomplete()
 
 
 def _writer(folder: str, facts: Mapping[str, Any]) -> BundleWriter:
     with _lock:
         if folder not in _writers:
-            told = {"framework": f"nvflare {version('nvflare')}", "sees": "each"}
-            _writers[folder] = BundleWriter(folder, writer="server", facts=told, source="read")
+            framework = {"framework": f"nvflare {version('nvflare')}", "sees": "each"}
+            _writers[folder] = BundleWriter(folder, writer="server", facts=framework, source="read")
         if facts:
             _writers[folder].facts(facts)
         return _writers[folder]
 
 
 def _arrays(shareable: Any) -> tuple[dict[str, Any], Form, DXO] | None:
-    """The model in a payload, with its form; None where it is anything else."""
+    """Return the model in a payload, with its form; None if the payload is something else."""
     try:
         dxo = from_shareable(shareable)
     except (ValueError, TypeError, KeyError):
@@ -303,16 +261,16 @@ def _arrays(shareable: Any) -> tuple[dict[str, Any], Form, DXO] | None:
     return {str(name): value for name, value in dxo.data.items()}, FORMS[dxo.data_kind], dxo
 
 
-def _further(shareable: Any, dxo: DXO) -> dict[str, Any]:
-    """What a reply holds beside its model: SCAFFOLD's control variates, for one, travel among its properties."""
-    beside = {name: value for name, value in shareable.items() if name not in PAYLOAD}
-    told = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
-    return extents({**beside, **told})
+def _extras(shareable: Any, dxo: DXO) -> dict[str, Any]:
+    """Return the sizes of what a reply holds next to its model: SCAFFOLD's control variates are in its properties."""
+    entries = {name: value for name, value in shareable.items() if name not in PAYLOAD}
+    properties = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
+    return sizes_of_extras({**entries, **properties})
 
 
 def _round(shareable: Any) -> int | None:
-    found = shareable.get_header(CURRENT_ROUND)
-    return int(found) if isinstance(found, int) else None
+    index = shareable.get_header(CURRENT_ROUND)
+    return int(index) if isinstance(index, int) else None
 
 
 def _peer(fl_ctx: Any) -> str:
@@ -322,3 +280,45 @@ def _peer(fl_ctx: Any) -> str:
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Any]) -> bool:
     return list(one) == list(other) and all(np.array_equal(one[n].numpy(), np.asarray(other[n])) for n in one)
+
+
+def defences_of(fl_ctx: Any, kind: str) -> list[dict[str, Any]]:
+    """Return the filters that a model of this kind passes on its way out of a client, by class, with their options.
+
+    A filter does not know its neighbours. The client's runner, which is in the context, has all of them: those of the
+    job and those that the site itself adds.
+    """
+    return [
+        {"name": type(part).__name__, "options": _options(part)}
+        for part in _filters(fl_ctx)
+        if _protects(part) and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
+    ]
+
+
+def passed_filters(history: Any) -> list[str]:
+    """Return the filters that a message passed, by its own history."""
+    return [str(name) for name in history or [] if name not in HARMLESS]
+
+
+def _filters(fl_ctx: Any) -> Iterator[Any]:
+    """Yield filters in the order in which they act."""
+    scope, runner = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT), fl_ctx.get_prop(FLContextKey.RUNNER)
+    yield from (getattr(scope, SITE_FILTERS, None) or {}).get(FilterKey.OUT, [])
+    task = f"{fl_ctx.get_prop(FLContextKey.TASK_NAME)}{FilterKey.DELIMITER}{FilterKey.OUT}"
+    yield from (getattr(runner, SITE_FILTERS, None) or {}).get(task) or []
+
+
+def _protects(part: Any) -> bool:
+    ours = type(part).__module__.partition(".")[0] == "fedglass"
+    return not ours and type(part).__name__ not in HARMLESS
+
+
+def _options(part: Any) -> dict[str, Any]:
+    """Return the arguments of a filter, as far as it keeps them under the same names in plain values."""
+    arguments = {name: getattr(part, name, None) for name in inspect.signature(type(part).__init__).parameters}
+    plain = {name: value.pattern if isinstance(value, re.Pattern) else value for name, value in arguments.items()}
+    return {name: value for name, value in plain.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(entry, PLAIN) for entry in value))

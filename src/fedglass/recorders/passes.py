@@ -1,4 +1,7 @@
-"""Forward passes, followed from the first module that is called to what comes out of the last."""
+"""Listeners to functions of torch, and the forward passes that are followed with them.
+
+A listener is told of a call while the function computes what it always does.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from fedglass.models.names import COMPILED
-from fedglass.recorders.steps import Pass
+from fedglass.recorders.steps import ForwardPass
 
-# Functions of torch that show themselves to a listener while they compute what they always do.
-
-
-Called = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
-"""Is told the function, its arguments and options, and what came out."""
+OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
+"""A listener: it receives the function, its arguments and options, and its result."""
 
 LOSSES: Mapping[Any, str] = {
     F.cross_entropy: "cross_entropy",
@@ -37,43 +37,43 @@ LOSSES: Mapping[Any, str] = {
     F.cosine_embedding_loss: "cosine_embedding_loss",
     F.triplet_margin_loss: "triplet_margin_loss",
 }
-"""Functions that a module of the same name calls too."""
+"""Loss functions by name; torch's modules call them too."""
 
 
-MADE = "made by a network"
-"""A mark of nodes of autograd's graph."""
+NETWORK_OUTPUT = "made by a network"
+"""A mark on nodes of autograd's graph."""
 
 
-class ShownFunctions(TorchFunctionMode):
-    """All functions, in the thread that has entered it."""
+class FunctionListener(TorchFunctionMode):
+    """Tells a listener of all functions, in the thread that has entered it."""
 
-    def __init__(self, called: Called) -> None:
+    def __init__(self, on_call: OnCall) -> None:
         super().__init__()
-        self._called = called
+        self._on_call = on_call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         result = func(*args, **options)
-        self._called(func, args, options, result)
+        self._on_call(func, args, options, result)
         return result
 
 
 @contextmanager
-def replaced_losses(called: Called) -> Iterator[None]:
-    """Losses in `torch.nn.functional`, in all threads."""
+def listening_losses(on_call: OnCall) -> Iterator[None]:
+    """Tell a listener of losses in `torch.nn.functional`, in all threads."""
 
-    def shown(function: Any) -> Any:
+    def listening(function: Any) -> Any:
         @functools.wraps(function)
-        def call(*given: Any, **options: Any) -> Any:
-            result = function(*given, **options)
-            called(function, given, options, result)
+        def call(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            on_call(function, args, options, result)
             return result
 
         return call
 
     plain = {function.__name__: function for function in LOSSES}
     for name, function in plain.items():
-        setattr(F, name, shown(function))
+        setattr(F, name, listening(function))
     try:
         yield
     finally:
@@ -82,15 +82,15 @@ def replaced_losses(called: Called) -> Iterator[None]:
 
 
 @contextmanager
-def shown_roots(called: Callable[[Tensor], None]) -> Iterator[None]:
-    """What gradients are asked of, in all threads: `loss.backward()` goes by way of `torch.autograd.backward`."""
+def listening_backward(on_root: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tell a listener of what is differentiated, in all threads: `loss.backward()` calls `torch.autograd.backward`."""
     plain = torch.autograd.backward
 
     @functools.wraps(plain)
-    def backward(tensors: Any, *given: Any, **options: Any) -> None:
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
         for root in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
-            called(root)
-        plain(tensors, *given, **options)
+            on_root(root)
+        plain(tensors, *args, **options)
 
     torch.autograd.backward = backward
     try:
@@ -99,28 +99,28 @@ def shown_roots(called: Callable[[Tensor], None]) -> Iterator[None]:
         torch.autograd.backward = plain
 
 
-def mark_as_made(outputs: Iterable[Tensor]) -> None:
-    """Remember in the graph itself, which is not kept alive by it, that these came out of a network."""
+def mark_as_network_output(outputs: Iterable[Tensor]) -> None:
+    """Mark outputs of a network in autograd's graph itself: a mark does not keep the graph alive."""
     for tensor in outputs:
         if tensor.grad_fn is not None:
-            _marks(tensor.grad_fn)[MADE] = True
+            _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
 
 
 def _marks(node: Any) -> dict[str, object]:
-    found: dict[str, object] = node.metadata
-    return found
+    marks: dict[str, object] = node.metadata
+    return marks
 
 
-def weights_beside(root: Tensor) -> bool:
-    """Whether weights are in what is minimised on another way than through what a network made."""
-    todo, seen = [root.grad_fn], set()
+def has_weight_penalty(root: Tensor) -> bool:
+    """Check whether the objective depends on weights on another way than through outputs of a network."""
+    todo, visited = [root.grad_fn], set()
     while todo:
         node = todo.pop()
-        if node is None or node in seen or MADE in _marks(node):
+        if node is None or node in visited or NETWORK_OUTPUT in _marks(node):
             continue
         if isinstance(getattr(node, "variable", None), nn.Parameter):
             return True
-        seen.add(node)
+        visited.add(node)
         todo += [behind for behind, _ in node.next_functions]
     return False
 
@@ -136,102 +136,107 @@ def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> Removab
     return handle
 
 
-RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class Passes:
+class ForwardPasses:
     """The forward passes since the last step.
 
-    A network may be called as a whole or in stretches: what is given something that another module has made goes on
-    with the pass of that. One that is called by keywords has its inputs read off the first module inside that is not.
+    A network may be called as a whole or in parts: a module that receives the output of another one continues its
+    pass. If a module is called by keywords, the inputs are read off the first module inside that is not.
     """
 
-    def __init__(self, begins: Callable[[nn.Module], None], ends: Callable[[Pass, list[Tensor]], None]) -> None:
-        self.since: list[Pass] = []
-        self._begins, self._ends = begins, ends
+    def __init__(
+        self, on_begin: Callable[[nn.Module], None], on_end: Callable[[ForwardPass, list[Tensor]], None]
+    ) -> None:
+        self.since_step: list[ForwardPass] = []
+        self._on_begin, self._on_end = on_begin, on_end
         self._depth = 0
-        self._network = False
-        """Whether a module with weights of its own is being computed."""
-        self._pass: Pass | None = None
-        self._drawn: Tensor | None = None
+        self._has_weights = False
+        """Whether the outermost module that is being computed has weights."""
+        self._current: ForwardPass | None = None
+        self._generator: Tensor | None = None
+        """The state of the random generator before the outermost module."""
 
-    def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """A module is called."""
-        given = next(tensors_in(inputs), None)
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Follow a module that is called."""
+        first = next(tensors_in(inputs), None)
         if self._depth == 0:
-            self._begin(module, inputs, given)
-        elif self._pass is not None and self._pass.nothing_given and _is_data(given):
-            self._pass.inputs = _kept(given)
+            self._begin(module, inputs, first)
+        elif self._current is not None and self._current.inputs is None and _is_data(first):
+            self._current.inputs = _copy(first)
         self._depth += 1
-        if self._pass is not None:
-            _look_at(self._pass, module)
+        if self._current is not None:
+            _inspect(self._current, module)
 
-    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], given: Tensor | None) -> None:
-        self._drawn = _generator_state(given)
-        self._network = any(True for _ in module.parameters())
-        if given is not None and given.grad_fn is not None:
-            self._pass = self.since[-1] if self.since else None
-        elif self._network:
-            autocast = torch.is_autocast_enabled("cpu" if given is None else given.device.type)
-            self._pass = Pass(module, _kept(given), autocast=autocast)
-            self._pass.given = max(1, sum(1 for _ in tensors_in(inputs)))
-            self._begins(module)
-            if hasattr(module, COMPILED):  # nothing inside of it is heard
-                for each in module.modules():
-                    _look_at(self._pass, each)
+    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> None:
+        self._generator = _generator_state(first)
+        self._has_weights = any(True for _ in module.parameters())
+        if first is not None and first.grad_fn is not None:
+            self._current = self.since_step[-1] if self.since_step else None
+        elif self._has_weights:
+            autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
+            count = max(1, sum(1 for _ in tensors_in(inputs)))
+            self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
+            self._on_begin(module)
+            if hasattr(module, COMPILED):  # calls inside of it are not reported
+                for part in module.modules():
+                    _inspect(self._current, part)
 
-    def left(self, module: nn.Module, output: Any) -> None:
-        """A module has given what it makes."""
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """Follow a module that returns."""
         if self._depth == 0:
             return
         self._depth -= 1
         if self._depth:
             return
-        begun, self._pass = self._pass, None
+        forward, self._current = self._current, None
         outputs = [tensor for tensor in tensors_in((output,)) if tensor.requires_grad]
-        if begun is not None and begun.nothing_given:
-            return  # no more than its weights can be in what came out
-        if self._network:
-            mark_as_made(outputs)
-        if begun is None or not outputs:
+        if forward is not None and forward.inputs is None:
+            return  # the output can depend on the weights alone
+        if self._has_weights:
+            mark_as_network_output(outputs)
+        if forward is None or not outputs:
             return
-        begun.drew = begun.drew or not _same(self._drawn, _generator_state(begun.inputs))
-        if self._network:
-            begun.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
-        if not any(begun is each for each in self.since):
-            self.since.append(begun)
-            self._ends(begun, outputs)
+        drew_random = not _same_state(self._generator, _generator_state(forward.inputs))
+        forward.drew_random = forward.drew_random or drew_random
+        if self._has_weights:
+            forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
+        if not any(forward is earlier for earlier in self.since_step):
+            self.since_step.append(forward)
+            self._on_end(forward, outputs)
 
 
-def _kept(given: Tensor | None) -> Tensor | None:
-    """A copy, since a batch may be overwritten before the step is taken."""
-    return None if given is None else given.detach().clone()
+def _copy(inputs: Tensor | None) -> Tensor | None:
+    """Return a copy, since a batch may be overwritten before the step is taken."""
+    return None if inputs is None else inputs.detach().clone()
 
 
-def _is_data(given: Tensor | None) -> bool:
-    """Whether it is neither a weight nor made of any."""
-    return given is not None and given.grad_fn is None and not isinstance(given, nn.Parameter)
+def _is_data(tensor: Tensor | None) -> bool:
+    """Check that a tensor is neither a weight nor computed from any."""
+    return tensor is not None and tensor.grad_fn is None and not isinstance(tensor, nn.Parameter)
 
 
-def _look_at(begun: Pass, module: nn.Module) -> None:
+def _inspect(forward: ForwardPass, module: nn.Module) -> None:
+    """Note batch normalisation and dropout."""
     if isinstance(module, _BatchNorm):
         # Without running statistics those of the batch are used in every mode.
-        begun.batch_norm.add(module.training or module.running_mean is None)
-    if isinstance(module, RANDOM) and module.training and module.p > 0:
-        begun.dropout = True
+        forward.batch_norm.add(module.training or module.running_mean is None)
+    if isinstance(module, DROPOUTS) and module.training and module.p > 0:
+        forward.dropout = True
 
 
-def _generator_state(given: Tensor | None) -> Tensor:
-    """That of the generator which a network draws from where its inputs are."""
-    return torch.cuda.get_rng_state(given.device) if given is not None and given.is_cuda else torch.get_rng_state()
+def _generator_state(inputs: Tensor | None) -> Tensor:
+    """Return the state of the generator that a network draws from on the device of its inputs."""
+    return torch.cuda.get_rng_state(inputs.device) if inputs is not None and inputs.is_cuda else torch.get_rng_state()
 
 
-def _same(one: Tensor | None, other: Tensor) -> bool:
+def _same_state(one: Tensor | None, other: Tensor) -> bool:
     return one is not None and one.shape == other.shape and torch.equal(one, other)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also within lists and dictionaries."""
+    """Yield the tensors among arguments or results, also within lists and dictionaries."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

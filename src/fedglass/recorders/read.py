@@ -1,4 +1,7 @@
-"""What the steps that were seen say about a client's training, as facts of a bundle; the rest is left out."""
+"""Facts of a bundle about a client's training, from the steps that were observed.
+
+A fact that the steps do not show is left out. What fedglass's own training does not have becomes a reservation.
+"""
 
 from __future__ import annotations
 
@@ -8,246 +11,248 @@ from typing import Any
 
 from torch import nn
 
-from fedglass.models.names import COMPILED, PARALLEL
-from fedglass.recorders.steps import StepRead
-from fedglass.recordings.format import FIGURES, INPUTS, LETTERS, RESERVED
+from fedglass.models.names import unwrap
+from fedglass.recorders.steps import Gradient, ObservedStep
+from fedglass.recorders.texts import SENTENCES, Reservation
+from fedglass.recordings.format import INPUTS, MANY_CHARACTERS, MANY_NUMBERS, RESERVATION_IDS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
-BY_HAND = "Weights were written to beside the optimiser's steps, as where an average takes their place."
-"""Said of what no training has; what was written may be a defence's noise."""
-ODD_BATCHES = "The batches were not those of whole epochs, as where the last one is dropped."
-"""Said of batches that no training makes; those who have recorded which they were can play them again."""
-MOST_TOLD = 1000
-"""Entries of a list that is told in words only."""
+LONGEST_LIST = 1000
+"""Entries of a list of learning rates that are stored."""
 
 
-def training_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
-    """The facts of one client in one round; `x-reservations` says what fedglass's own training does not have."""
+class Reservations:
+    """The reservations about one training, each once, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self._sentences: dict[Reservation, str] = {}
+
+    def add(self, reservation: Reservation, **details: str) -> None:
+        self._sentences.setdefault(reservation, SENTENCES[reservation].format(**details))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the sentences, which users read, and the identifiers, which code compares."""
+        if not self._sentences:
+            return {}
+        return {RESERVATIONS: list(self._sentences.values()), RESERVATION_IDS: list(map(str, self._sentences))}
+
+
+def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
+    """Return the facts of one client in one round, among them the reservations."""
     if not steps:
         return {"steps": 0}
-    doubts, epochs = _Doubts(), _epochs(steps)
+    reservations, epochs = Reservations(), _epochs(steps)
     if "epochs" not in epochs and all(step.rows for step in steps):
-        doubts.say(ODD_BATCHES)
+        reservations.add(Reservation.ODD_BATCHES)
     facts = {
         "steps": len(steps),
         "examples": len({row for step in steps for row in step.rows}) or None,
         "batch_sizes": [step.examples for step in steps] if all(step.examples for step in steps) else None,
         **epochs,
-        **_optimiser(steps, doubts),
-        **_losses(steps, doubts),
-        "clip": _clip(steps, doubts),
-        "batch_norm": _batch_norm(steps, doubts),
-        "untrained": _untrained(steps, doubts),
+        **_optimiser(steps, reservations),
+        **_losses(steps, reservations),
+        "clip": _clip(steps, reservations),
+        "batch_norm": _batch_norm(steps, reservations),
+        "untrained": _untrained(steps, reservations),
     }
-    _check_network(steps, doubts)
-    facts[RESERVED] = doubts.sentences or None
-    return {name: value for name, value in facts.items() if value is not None}
+    _check_network(steps, reservations)
+    return {name: value for name, value in {**facts, **reservations.facts()}.items() if value is not None}
 
 
-def model_facts(steps: Sequence[StepRead]) -> dict[str, Any]:
-    """The shape of an image and the number of classes, and the model's class where it can be made without arguments."""
-    seen = next((step for step in steps if step.module is not None), None)
-    if seen is None or seen.module is None:
+def failed_facts() -> dict[str, Any]:
+    """Return the facts of a training whose observation failed."""
+    reservations = Reservations()
+    reservations.add(Reservation.OBSERVATION_FAILED)
+    return reservations.facts()
+
+
+def model_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
+    """Return the shape of an input, the number of classes, and the model's class if a plan can name it."""
+    step = next((step for step in steps if step.module is not None), None)
+    if step is None or step.module is None:
         return {}
-    images = seen.shape is not None and len(seen.shape) == 3
+    shape = None if step.shape is None else list(step.shape)
+    is_image = shape is not None and len(shape) == 3
     facts = {
-        "shape": list(seen.shape) if images and seen.shape is not None else None,
-        INPUTS: list(seen.shape) if not images and seen.shape is not None else None,
-        "classes": seen.outputs if seen.outputs is not None and seen.outputs > 1 else None,
-        "model": _factory(seen.module),
+        "shape": shape if is_image else None,
+        INPUTS: None if is_image else shape,
+        "classes": step.outputs if step.outputs is not None and step.outputs > 1 else None,
+        "model": _factory(step.module),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
-class _Doubts:
-    """Sentences about what was seen and can not be simulated; each once."""
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        if sentence not in self.sentences:
-            self.sentences.append(sentence)
-
-
-def _epochs(steps: Sequence[StepRead]) -> dict[str, Any]:
-    """Epochs and batch size, where each pass took every example once, in batches of one size but for the last."""
+def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
+    """Return epochs and batch size, if each epoch took every example once, in batches of one size but for the last."""
     examples = {row for step in steps for row in step.rows}
     size = steps[0].examples
     if not examples or not size:
         return {}
-    each = math.ceil(len(examples) / size)
-    passes = [[row for step in steps[i : i + each] for row in step.rows] for i in range(0, len(steps), each)]
-    sizes = [min(size, len(examples) - i * size) for i in range(each)]
-    whole = all(len(taken) == len(examples) and set(taken) == examples for taken in passes)
-    if not whole or any(step.examples != sizes[i % each] for i, step in enumerate(steps)):
+    per_epoch = math.ceil(len(examples) / size)
+    epochs = [[row for step in steps[i : i + per_epoch] for row in step.rows] for i in range(0, len(steps), per_epoch)]
+    sizes = [min(size, len(examples) - i * size) for i in range(per_epoch)]
+    complete = all(len(rows) == len(examples) and set(rows) == examples for rows in epochs)
+    if not complete or any(step.examples != sizes[i % per_epoch] for i, step in enumerate(steps)):
         return {"batch_size": size} if len({step.examples for step in steps}) == 1 else {}
-    # The examples are kept in the order of the first pass, so that a single one has no other.
-    return {"epochs": len(passes), "batch_size": size, "shuffle": any(taken != passes[0] for taken in passes)}
+    # The examples are stored in the order of the first epoch: a single epoch has no other.
+    return {"epochs": len(epochs), "batch_size": size, "shuffle": any(rows != epochs[0] for rows in epochs)}
 
 
-def _optimiser(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
+def _optimiser(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[str, Any]:
     names = {step.optimiser for step in steps}
     if len(names) > 1:
-        doubts.say(f"Several optimisers took steps: {', '.join(sorted(names))}.")
+        reservations.add(Reservation.SEVERAL_OPTIMISERS, optimisers=", ".join(sorted(names)))
         return {}
     if steps[0].carried:
-        doubts.say("The optimiser carried its state over from an earlier round.")
-    settings = [{k: v for k, v in group.items() if k != "lr"} for step in steps for group in step.options]
+        reservations.add(Reservation.CARRIED_STATE)
+    options = [{k: v for k, v in group.items() if k != "lr"} for step in steps for group in step.options]
     rates = [[float(group["lr"]) for group in step.options if "lr" in group] for step in steps]
     facts: dict[str, Any] = {"optimiser": steps[0].optimiser}
-    if all(each == settings[0] for each in settings):
-        facts["options"] = settings[0]
+    if all(group == options[0] for group in options):
+        facts["options"] = options[0]
     else:
-        doubts.say("Groups of parameters, or steps, had different options of the optimiser.")
+        reservations.add(Reservation.DIFFERENT_OPTIONS)
     if rates[0] and all(rate == rates[0][0] for step in rates for rate in step):
         facts["lr"] = rates[0][0]
     else:
-        doubts.say("The learning rate was not the same in all steps and for all parameters.")
-        facts["x-lrs"] = [max(step, default=None) for step in rates][:MOST_TOLD]
+        reservations.add(Reservation.DIFFERENT_RATES)
+        facts["x-lrs"] = [max(step, default=None) for step in rates][:LONGEST_LIST]
     return facts
 
 
-def _losses(steps: Sequence[StepRead], doubts: _Doubts) -> dict[str, Any]:
+def _losses(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[str, Any]:
+    """Return the loss by its name, with words around it if it is not the plain mean, and its label smoothing."""
     losses = [loss for step in steps for loss in step.losses]
     names = sorted({loss.name for loss in losses})
     if not losses:
-        doubts.say("The loss was not computed by a function of torch.nn.functional.")
+        reservations.add(Reservation.UNKNOWN_LOSS)
         return {}
     if any(step.penalty for step in steps):
-        doubts.say("The weights entered what was minimised directly too, as a proximal term does.")
+        reservations.add(Reservation.PENALTY)
         names = [*names, "penalty"]
     if not all(loss.plain for loss in losses):
-        doubts.say("Examples or classes had different weights in the loss.")
+        reservations.add(Reservation.WEIGHTED_LOSS)
         names = ["weighted", *names]
     if "cross_entropy" in names and any(step.labels is None for step in steps if step.losses and step.rows):
-        doubts.say("The loss was not given one class for each example.")
+        reservations.add(Reservation.OTHER_TARGETS)
         names = [*names, "of other targets"]
-    if any(step.otherwise for step in steps):
-        doubts.say("The loss was given other numbers than the network's outputs, as where these are scaled or masked.")
+    if any(step.changed_outputs for step in steps):
+        reservations.add(Reservation.CHANGED_OUTPUTS)
         names = [*names, "of changed outputs"]
-    weights = [_weight(step) for step in steps]
-    if any(abs(weight - 1) > NEGLIGIBLE for weight in weights):
-        doubts.say(f"What was minimised is the mean loss times {weights[0]:.4g}.")
-        names = [f"{weights[0]:.4g} x", *names]
+    factors = [_loss_factor(step) for step in steps]
+    if any(abs(factor - 1) > NEGLIGIBLE for factor in factors):
+        reservations.add(Reservation.SCALED_LOSS, factor=f"{factors[0]:.4g}")
+        names = [f"{factors[0]:.4g} x", *names]
     smoothing = {loss.label_smoothing for loss in losses}
-    return {
-        "loss": names[0] if len(names) == 1 else " ".join(names),
-        "label_smoothing": smoothing.pop() if len(smoothing) == 1 else None,
-    }
+    return {"loss": " ".join(names), "label_smoothing": smoothing.pop() if len(smoothing) == 1 else None}
 
 
-def _weight(step: StepRead) -> float:
-    """The factor before the mean loss over all examples of a step, whatever scaled it on the way."""
-    scaled = step.gradient is not None and step.gradient[2] and step.autocast
-    back = step.gradient[1] / step.gradient[0] if scaled and step.gradient is not None and step.gradient[0] else 1.0
-    return sum(loss.weight for loss in step.losses) * back
+def _loss_factor(step: ObservedStep) -> float:
+    """Return the factor before the mean loss over all examples of a step.
+
+    Mixed precision multiplies the loss and divides the gradient before the step: that is taken out.
+    """
+    factor, gradient = sum(loss.weight for loss in step.losses), step.gradient
+    if step.autocast and gradient is not None and gradient.same_direction and gradient.before:
+        factor *= gradient.used / gradient.before
+    return factor
 
 
-def _unscaled(step: StepRead, was: float, used: float, along: bool) -> tuple[float, float, bool]:
-    """The gradient without the factor that mixed precision puts before the loss and takes out before the step."""
+def _unscaled(step: ObservedStep, gradient: Gradient) -> Gradient:
+    """Return the gradient without the factor that mixed precision puts before the loss."""
     scale = sum(loss.weight for loss in step.losses) if step.autocast else 1.0
-    return (was / scale if scale > 0 else was), used, along
+    return gradient._replace(before=gradient.before / scale) if scale > 0 else gradient
 
 
-def _clip(steps: Sequence[StepRead], doubts: _Doubts) -> float | None:
-    """The norm to which gradients were shortened on their way from backward to the optimiser."""
-    seen = [_unscaled(step, *step.gradient) for step in steps if step.gradient is not None]
-    changed = [(was, used, along) for was, used, along in seen if abs(was - used) > NEGLIGIBLE * max(was, used)]
-    changed += [(was, used, along) for was, used, along in seen if (was, used, along) not in changed and not along]
+def _clip(steps: Sequence[ObservedStep], reservations: Reservations) -> float | None:
+    """Return the norm to which gradients were clipped between backward and the step; None if they were not."""
+    gradients = [_unscaled(step, step.gradient) for step in steps if step.gradient is not None]
+    changed = [g for g in gradients if not g.same_direction or not g.same_length(NEGLIGIBLE)]
     if not changed:
         return None
-    norms = [used for _, used, _ in changed]
-    alike = max(norms) - min(norms) <= 10 * NEGLIGIBLE * max(norms)
-    shortened = all(used < was and along for was, used, along in changed)
-    within = all(was <= max(norms) * (1 + NEGLIGIBLE) for was, used, along in seen if (was, used, along) not in changed)
-    if shortened and alike and within:
+    norms = [gradient.used for gradient in changed]
+    same_norm = max(norms) - min(norms) <= 10 * NEGLIGIBLE * max(norms)
+    shortened = all(gradient.used < gradient.before and gradient.same_direction for gradient in changed)
+    others_shorter = all(g.before <= max(norms) * (1 + NEGLIGIBLE) for g in gradients if g not in changed)
+    if shortened and same_norm and others_shorter:
         return max(norms)
-    if not (any(step.autocast for step in steps) and all(along for _, _, along in changed)):
-        doubts.say("Gradients were changed between backward and the step, as by noise or compression.")
+    rescaled = any(step.autocast for step in steps) and all(gradient.same_direction for gradient in changed)
+    if not rescaled:
+        reservations.add(Reservation.CHANGED_GRADIENTS)
     return None
 
 
-def _batch_norm(steps: Sequence[StepRead], doubts: _Doubts) -> str | None:
+def _batch_norm(steps: Sequence[ObservedStep], reservations: Reservations) -> str | None:
     modes = {mode for step in steps for mode in step.batch_norm}
     if len(modes) > 1:
-        doubts.say("Some layers of batch normalisation used the batch's statistics, others did not.")
+        reservations.add(Reservation.MIXED_BATCH_NORM)
         return None
     return {(): "none", (True,): "batch", (False,): "frozen"}[tuple(modes)]
 
 
-def _check_network(steps: Sequence[StepRead], doubts: _Doubts) -> None:
+def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) -> None:
     if any(step.dropout for step in steps):
-        doubts.say("Dropout was active.")
-    elif any(step.drew for step in steps):
-        doubts.say("The network drew random numbers, as dropout does.")
-    if any(step.given > 1 for step in steps):
-        doubts.say("The network was given several tensors, of which the first is taken for the image.")
-    if len({id(step.module) for step in steps if step.module is not None}) > 1 and _apart(steps):
-        doubts.say("Several networks were trained: which of them was sent is not known.")
+        reservations.add(Reservation.DROPOUT)
+    elif any(step.drew_random for step in steps):
+        reservations.add(Reservation.RANDOM_NETWORK)
+    if any(step.input_tensors > 1 for step in steps):
+        reservations.add(Reservation.SEVERAL_INPUTS)
+    if len({id(step.module) for step in steps if step.module is not None}) > 1 and _share_no_weights(steps):
+        reservations.add(Reservation.SEVERAL_NETWORKS)
     if any(step.by_hand for step in steps):
-        doubts.say(BY_HAND)
+        reservations.add(Reservation.WRITTEN_BY_HAND)
     if any(step.autocast for step in steps):
-        doubts.say("Automatic mixed precision was on.")
+        reservations.add(Reservation.MIXED_PRECISION)
     if any(step.passes > 1 for step in steps):
-        doubts.say("Gradients of several forward passes were accumulated in a step.")
+        reservations.add(Reservation.ACCUMULATED_GRADIENTS)
     if not all(step.passes for step in steps):
-        doubts.say("A step was taken without a forward pass that could be seen.")
+        reservations.add(Reservation.UNSEEN_PASS)
 
 
-def _untrained(steps: Sequence[StepRead], doubts: _Doubts) -> list[str] | None:
-    """The parameters that no step moves, by the network's own names; None where all are trained."""
-    left = [
-        [name for name, parameter in _inner(step.module).named_parameters() if id(parameter) not in step.weights]
+def _untrained(steps: Sequence[ObservedStep], reservations: Reservations) -> list[str] | None:
+    """Return the parameters that no step moves, by the names of the network; None if all are trained."""
+    by_step = [
+        [name for name, parameter in unwrap(step.module).named_parameters() if id(parameter) not in step.weights]
         for step in steps
         if step.module is not None
     ]
-    if any(each != left[0] for each in left):
-        doubts.say("Some steps trained other parameters than others did.")
+    if any(untrained != by_step[0] for untrained in by_step):
+        reservations.add(Reservation.DIFFERENT_PARAMETERS)
         return None
-    return left[0] if left and left[0] else None
+    return by_step[0] if by_step and by_step[0] else None
 
 
-def _apart(steps: Sequence[StepRead]) -> bool:
-    """Whether the networks have no weights in common: stretches of one, called in turn, are stepped as one."""
-    sets = {id(step.module): step.weights for step in steps if step.module is not None}
-    return sum(len(each) for each in sets.values()) == len(frozenset().union(*sets.values()))
+def _share_no_weights(steps: Sequence[ObservedStep]) -> bool:
+    """Check that the networks have no weights in common: parts of one network, called in turn, are stepped as one."""
+    by_module = {id(step.module): step.weights for step in steps if step.module is not None}
+    return sum(len(weights) for weights in by_module.values()) == len(frozenset().union(*by_module.values()))
 
 
 def _factory(module: nn.Module) -> str | None:
-    """The class of a model as a plan names it, where it is no building block of torch's."""
-    kind = type(_inner(module))
+    """Return the class of a model as a plan names it; None for torch's own building blocks and local classes."""
+    kind = type(unwrap(module))
     if kind.__module__.startswith(("torch.", "__")) or "<locals>" in kind.__qualname__:
         return None
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _inner(module: nn.Module) -> nn.Module:
-    """The network itself, out of what compiles it or trains it in parallel."""
-    while isinstance(inner := getattr(module, COMPILED, getattr(module, PARALLEL, None)), nn.Module):
-        if not type(module).__module__.startswith("torch."):
-            break  # a network that has a part of this name
-        module = inner
-    return module
+def sizes_of_extras(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the size of everything in a reply that is more than a figure or a few words, by name.
+
+    Replies carry control variates, states of optimisers or anything that a client adds to its model. Only the size is
+    recorded: no attack reads it, but an audit must know that it left.
+    """
+    sizes = {str(name): size_of_extra(value) for name, value in values.items()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
-# What a reply holds beside its model and some figures: control variates, states of optimisers, whatever a client adds.
-#
-# Nothing of it is kept but its extent: no attack reads it, and an audit must know that it left.
+def size_of_extra(value: Any) -> Any:
+    """Return the shape of an array, the length of bytes, text or a list; None for a figure or a few words.
 
-
-def extents(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """By name, the extent of all that is more than a figure or a few words."""
-    found = {str(name): extent(value) for name, value in values.items()}
-    return {name: size for name, size in found.items() if size is not None}
-
-
-def extent(value: Any) -> Any:
-    """The shape of an array, the length of bytes, text or a list; None of what is a figure or a few words.
-
-    >>> extent(0.5), extent("epoch 3"), extent([1.0] * 10), extent({"control": [1.0] * 100}), extent(b"1234")
-    (None, None, None, {'control': [100]}, [4])
+    >>> sizes = map(size_of_extra, (0.5, "epoch 3", [1.0] * 10, {"control": [1.0] * 100}, b"1234"))
+    >>> list(sizes)
+    [None, None, None, {'control': [100]}, [4]]
     """
     shape = getattr(value, "shape", None)
     if shape is not None:
@@ -255,11 +260,11 @@ def extent(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return [len(value)]
     if isinstance(value, str):
-        return [len(value)] if len(value) >= LETTERS else None
+        return [len(value)] if len(value) >= MANY_CHARACTERS else None
     if isinstance(value, Mapping):
-        inner = extents(value)
-        return inner or ([len(value)] if len(value) >= FIGURES else None)
+        inner = sizes_of_extras(value)
+        return inner or ([len(value)] if len(value) >= MANY_NUMBERS else None)
     if isinstance(value, list | tuple | set | frozenset):
-        held = [extent(each) for each in value]
-        return [len(value)] if len(value) >= FIGURES or any(size is not None for size in held) else None
+        large = len(value) >= MANY_NUMBERS or any(size_of_extra(entry) is not None for entry in value)
+        return [len(value)] if large else None
     return None if value is None or isinstance(value, bool | int | float) else type(value).__name__

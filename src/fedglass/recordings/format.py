@@ -1,6 +1,7 @@
-"""What a bundle tells beside its tensors: each fact by name, and under it what each source said of it.
+"""The JSON of a bundle: facts with their sources, one file for each round, and `manifest.json`.
 
-A fact that was declared and one that was read off the running code may contradict each other: both are kept.
+A fact has a name and, for each source, a value. A declared value and one that was read off the running code may
+contradict each other: both are stored. The manifest anchors every other file by its digest.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from fedglass.core.errors import DataError, UsageError
 
 Source = Literal["read", "measured", "declared"]
-"""Read off the running code or the message, measured from tensors, or declared by somebody; the first counts most."""
+"""Read off the running code or the message, measured from tensors, or declared by a user; the first counts most."""
 SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
 FREE = "x-"
-"""What the names of facts begin with that mean nothing to fedglass and are carried along."""
-RESERVED = "x-reservations"
-"""What a recorder saw of a training that fedglass's own does not have, as sentences."""
-FURTHER = "x-further-arrays"
-"""By name, arrays that a client sent beside those of the model, as control variates are: only their shapes."""
+"""The prefix of names of facts that fedglass carries along without checking their type."""
+RESERVATIONS = "x-reservations"
+"""What a recorder saw of a training that fedglass's own does not have, as sentences for users."""
+RESERVATION_IDS = "x-reservation-ids"
+"""The same as identifiers (`fedglass.recorders.texts.Reservation`), for code to decide by."""
+EXTRA_ARRAYS = "x-further-arrays"
+"""By name, the shapes of arrays that a client sent in addition to those of the model, such as control variates."""
 INPUTS = "x-inputs"
-"""The shape of what a network was given, where that are no images of channels, height and width."""
-LOST = "x-lost"
-"""Of a federation: true where its recorder could not take everything down."""
-FIGURES = 64
-"""Numbers from which on what a client sends beside its model may be a picture, of eight by eight pixels."""
-LETTERS = 200
-"""Characters from which on it may be anything."""
+"""The shape of a network's input, if it is not an image of channels, height and width."""
+INCOMPLETE = "x-lost"
+"""Of a federation: true if its recorder could not store everything."""
+MANY_NUMBERS = 64
+"""The number of numbers from which on extra content of a reply may be a picture, of eight by eight pixels."""
+MANY_CHARACTERS = 200
+"""The number of characters from which on it may be anything."""
+METRIC_SIZES = "x-metric-sizes"
+"""By name, how many numbers and characters each metric holds; recorded if one contains what JSON cannot hold."""
 DEEPEST = 8
 LONGEST_VALUE = 200_000
 
@@ -47,9 +52,9 @@ Channels = Annotated[list[Finite], Field(min_length=1, max_length=16)]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, not too deep and not too long."""
+    """Check that JSON can hold a value, not too deep and not too long."""
     text = "" if _depth(value) > DEEPEST else json.dumps(value, allow_nan=False, ensure_ascii=False)
-    text.encode()  # half of a surrogate pair is no text
+    text.encode()  # half of a surrogate pair is not text
     if not text or len(text) > LONGEST_VALUE:
         raise ValueError(f"must be JSON of at most {DEEPEST} levels and {LONGEST_VALUE} characters")
     return value
@@ -59,7 +64,7 @@ def _depth(value: Any, level: int = 0) -> int:
     if level > DEEPEST:
         return level
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max((_depth(each, level + 1) for each in inner), default=level)
+    return max((_depth(entry, level + 1) for entry in inner), default=level)
 
 
 Plain = Annotated[Any, AfterValidator(_plain)]
@@ -77,7 +82,7 @@ class Part(_Value):
 
 
 class WhiteningFact(_Value):
-    """How pixels in [0, 1] were normalised."""
+    """The normalisation of pixels in [0, 1]."""
 
     mean: Channels
     std: Channels
@@ -104,13 +109,13 @@ FEDERATION: dict[str, Any] = {
     "behaviours": Annotated[list[Words], Field(max_length=1000)],
     "origin": Words,
 }
-"""Of the whole federation, with the type of their values."""
+"""Facts of the whole federation, with the type of their values."""
 
 ROUND: dict[str, Any] = {
     "rule": Part,
     "kept": Annotated[list[Text], Field(max_length=100_000)],
 }
-"""Of one round."""
+"""Facts of one round."""
 
 CLIENT: dict[str, Any] = {
     "examples": Count | Range | Literal["unknown"],
@@ -133,7 +138,7 @@ CLIENT: dict[str, Any] = {
     "filters": Annotated[list[Text], Field(max_length=100)],
     "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],
 }
-"""Of one client in one round, or in all of them."""
+"""Facts of one client in one round, or in all of them."""
 
 FactSheet = dict[str, dict[Source, Any]]
 
@@ -146,19 +151,21 @@ class Facts:
         self._free: TypeAdapter[Any] = TypeAdapter(Plain)
 
     def checked(self, sheet: FactSheet) -> FactSheet:
-        """The same sheet; a value of another type, or an unknown name, raises ValueError in a few words."""
-        for name, told in sheet.items():
-            for source, value in told.items():
+        """Return the same sheet; raise ValueError for a value of another type or an unknown name."""
+        for name, by_source in sheet.items():
+            for source, value in by_source.items():
                 if source not in SOURCES:
                     raise ValueError(f"{name}: unknown source {source!r}, expected one of {', '.join(SOURCES)}")
                 self._check(name, value)
         return sheet
 
     def told(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
-        """What somebody hands over, as a sheet."""
+        """Return facts of one source as a sheet; raise UsageError for a value of another type or an unknown name."""
         if source not in SOURCES:
             raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")
         sheet: FactSheet = {name: {source: plain(value)} for name, value in facts.items() if value is not None}
+        if isinstance(metrics := facts.get("metrics"), Mapping) and _has_binary(metrics):
+            sheet[METRIC_SIZES] = {source: {str(name): list(_size(value)) for name, value in metrics.items()}}
         try:
             return self.checked(sheet)
         except ValueError as error:
@@ -180,55 +187,54 @@ class Facts:
 OF_FEDERATION, OF_ROUND, OF_CLIENT = Facts(FEDERATION), Facts(ROUND), Facts(CLIENT)
 
 
-def merged(sheet: FactSheet, more: FactSheet) -> FactSheet:
-    """Both; of what the same source says again, the later one."""
+def overlay(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Return both sheets; if the same source has two values for a fact, the later one wins."""
     names = {**sheet, **more}
     return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
 
 
-def united(sheet: FactSheet, more: FactSheet) -> FactSheet:
-    """Both, of two recorders: what the same kind of source tells must be the same."""
-    for name, told in more.items():
-        for source, value in told.items():
+def merge_or_fail(sheet: FactSheet, more: FactSheet) -> FactSheet:
+    """Return the sheets of two recorders together; the same kind of source must have the same values."""
+    for name, by_source in more.items():
+        for source, value in by_source.items():
             if sheet.get(name, {}).get(source, value) != value:
                 raise DataError(
-                    f"Two recorders tell {name!r} differently ({source}): {str(sheet[name][source])[:80]} and "
-                    f"{str(value)[:80]}; correct one of them, or join without one."
+                    f"Two recorders disagree on {name!r} ({source}): {str(sheet[name][source])[:80]} and "
+                    f"{str(value)[:80]}. Correct one of them, or join without one."
                 )
-    return merged(sheet, more)
+    return overlay(sheet, more)
 
 
-def best(sheet: FactSheet, name: str, default: Any = None) -> Any:
-    """What the most trusted source says."""
-    told = sheet.get(name, {})
-    return next((told[source] for source in SOURCES if source in told), default)
+def preferred(sheet: FactSheet, name: str, default: Any = None) -> Any:
+    """Return the value of the most trusted source."""
+    by_source = sheet.get(name, {})
+    return next((by_source[source] for source in SOURCES if source in by_source), default)
 
 
 def disputed(sheet: FactSheet) -> Iterator[tuple[str, dict[Source, Any]]]:
-    """Facts that two sources tell differently."""
-    for name, told in sheet.items():
-        values = list(told.values())
+    """Yield the facts on which two sources disagree, with the values by source."""
+    for name, by_source in sheet.items():
+        values = list(by_source.values())
         if any(value != values[0] for value in values[1:]):
-            yield name, told
+            yield name, by_source
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: what it can not hold, such as bytes or NaN, is said in words."""
+    """Return a value as JSON has it; bytes, arrays, NaN and anything else that JSON cannot hold become text."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump())
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):
-        return [plain(each) for each in value]
+        return [plain(entry) for entry in value]
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, bytes | bytearray):
         return f"({len(value)} bytes)"
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+    if (count := _array_entries(value)) is not None:
+        return f"({count} numbers)"
+    if hasattr(value, "item"):
         value = value.item()  # of NumPy or torch
-    elif isinstance(getattr(value, "size", None), int) or hasattr(value, "numel"):
-        count = value.numel() if hasattr(value, "numel") else value.size
-        return f"({count} numbers)"  # in words an array would be cut in its middle
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -236,17 +242,69 @@ def plain(value: Any) -> Any:
     return str(value)[:2000]
 
 
-# The JSON of a bundle: `manifest.json`, which anchors every other file by its digest, and one file for each round.
+def _array_entries(value: Any) -> int | None:
+    """Return the number of entries of an array or tensor; None of anything else, and of a scalar."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return None
+    if hasattr(value, "numel"):
+        return int(value.numel())
+    size = getattr(value, "size", None)
+    return size if isinstance(size, int) else None
+
+
+def large_metrics(facts: FactSheet) -> list[str]:
+    """Return the names of metrics that are more than a figure or a few words.
+
+    >>> facts = OF_CLIENT.told({"metrics": {"loss": 0.1, "picture": [0.5] * 64, "raw": b"12"}}, "read")
+    >>> large_metrics(facts)
+    ['picture', 'raw']
+    """
+    metrics: dict[str, Any] = preferred(facts, "metrics", {})
+    recorded = preferred(facts, METRIC_SIZES)
+    if not (_are_sizes(recorded) and set(recorded) == set(metrics)):
+        recorded = {name: _size(value) for name, value in metrics.items()}
+    return [n for n, (count, length) in recorded.items() if count >= MANY_NUMBERS or length >= MANY_CHARACTERS]
+
+
+def _are_sizes(value: Any) -> bool:
+    """Check a fact of a file, which may hold anything."""
+    return isinstance(value, dict) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(number, int) for number in pair)
+        for pair in value.values()
+    )
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Return how many numbers and how many characters there are in a metric; bytes may hold any number of either."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        sizes = [_size(entry) for entry in (value.values() if isinstance(value, Mapping) else value)]
+        return sum(count for count, _ in sizes), sum(length for _, length in sizes)
+    if isinstance(value, bytes | bytearray):
+        return len(value), MANY_CHARACTERS
+    if (count := _array_entries(value)) is not None:
+        return count, 0
+    if not isinstance(text := plain(value), str):
+        return 1, 0
+    # Bundles of earlier versions have these words for arrays and bytes, and no sizes next to them.
+    old = re.fullmatch(r"\((\d+) (bytes|numbers)\)", text)
+    return (0, len(text)) if old is None else (int(old[1]), MANY_CHARACTERS * (old[2] == "bytes"))
+
+
+def _has_binary(value: Any) -> bool:
+    """Check for bytes or arrays."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return any(_has_binary(entry) for entry in (value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, bytes | bytearray) or _array_entries(value) is not None
 
 
 FORMAT: Literal[2] = 2
-"""1 is a transcript that was saved whole (`fedglass.recordings.saved`)."""
+"""Format 1 is a saved transcript (`fedglass.recordings.saved`)."""
 MANIFEST = "manifest.json"
 UNSIGNED = "0" * 64
 MOST_BYTES = 16 * 2**30
-"""Of one file."""
+"""The largest size of one file."""
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-"""That an array may have, as safetensors calls them."""
+"""The types that an array may have, as safetensors calls them."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TensorFile = Annotated[str, StringConstraints(pattern=r"^round-[0-9]{5,9}-[a-z]{4,10}(-[0-9]{5,9})?\.safetensors$")]
@@ -273,7 +331,7 @@ class ArrayFacts(_Table):
     shape: Annotated[list[Side], Field(max_length=16)]
 
 
-class Held(_Table):
+class FileRef(_Table):
     """A file of tensors and what it must be."""
 
     file: TensorFile
@@ -289,9 +347,9 @@ class MessageFacts(_Table):
     """A client in a round."""
 
     client: Text
-    received: Held | None = None
+    received: FileRef | None = None
     """What the server got; None where that was not seen."""
-    sent: Held | None = None
+    sent: FileRef | None = None
     """What this client was sent, where that is not what all were."""
     absent: Words | None = None
     """Why it was called and sent nothing."""
@@ -302,13 +360,13 @@ class RoundFacts(_Table):
     """One round."""
 
     index: Index
-    sent: Held | None = None
-    aggregated: Held | None = None
+    sent: FileRef | None = None
+    aggregated: FileRef | None = None
     messages: Annotated[list[MessageFacts], Field(max_length=100_000)] = []
     facts: _sheet(OF_ROUND) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
 
 
-class Listed(_Table):
+class RoundRef(_Table):
     """A round's own file."""
 
     index: Index
@@ -331,23 +389,23 @@ class Manifest(_Table):
     """In the order in which they were first met."""
     always: Annotated[dict[Text, _sheet(OF_CLIENT)], Field(max_length=100_000)] = {}  # type: ignore[valid-type] # as above
     """Facts of clients that hold in every round."""
-    rounds: Annotated[list[Listed], Field(max_length=100_000)] = []
+    rounds: Annotated[list[RoundRef], Field(max_length=100_000)] = []
 
 
-def sheet(told: Any) -> FactSheet:
-    """A sheet of facts out of a table, whose type pydantic knows and a type checker does not."""
-    found: FactSheet = told
-    return found
+def sheet(facts: Any) -> FactSheet:
+    """Return the facts of a table as a sheet: pydantic knows the type, a type checker does not."""
+    typed: FactSheet = facts
+    return typed
 
 
 def signed(manifest: Manifest) -> str:
-    """The text of a manifest with its own digest in it."""
+    """Return the text of a manifest with its own digest in it."""
     text = manifest.model_copy(update={"sha256": UNSIGNED}).model_dump_json(indent=1) + "\n"
     return text.replace(UNSIGNED, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
 def is_signed(data: bytes, claimed: str) -> bool:
-    """Whether the manifest's bytes are those that it was signed with.
+    """Check that the manifest's bytes are those that it was signed with.
 
     >>> data = signed(Manifest(fedglass="1")).encode()
     >>> is_signed(data, Manifest.model_validate_json(data).sha256), is_signed(data + b" ", "0" * 64)

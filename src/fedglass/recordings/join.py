@@ -1,4 +1,4 @@
-"""Makes one bundle of those that a server and its clients have recorded, each in a folder of its own."""
+"""One bundle from several: of the folders that a server and its clients have recorded, or of a saved transcript."""
 
 from __future__ import annotations
 
@@ -13,194 +13,192 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
-from fedglass.federation.transcript import MEAN_RULE
-from fedglass.recordings.files import contents
-from fedglass.recordings.format import FactSheet, Held, sheet, united
-from fedglass.recordings.reader import Bundle, read_bundle, same
+from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
+from fedglass.recordings.files import read_at_most
+from fedglass.recordings.format import FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
+from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
     LONGEST,
     MANIFEST,
-    ParticipantFacts,
-    RoundFacts,
-    TermsFacts,
-    TrainingFacts,
-    saved_manifest,
-    saved_parts,
+    SavedParticipant,
+    SavedRound,
+    SavedTerms,
+    read_saved_manifest,
+    read_saved_parts,
 )
+from fedglass.recordings.texts import defence_name
 from fedglass.recordings.writer import BundleWriter, RoundWriter
+
+NAME = 200
+"""Characters of a name in a bundle."""
 
 
 def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str, str] | None = None) -> Bundle:
-    """Read all folders with every check, and write what they hold together as one bundle; the truths stay apart.
+    """Read all folders with every check, and write their contents as one bundle; the truths stay where they are.
 
-    `names` gives clients their names in the new bundle, where recorders have called the same one differently. What
-    two recorders have seen of the same message must be the same.
+    If recorders have seen the same message, it must be the same in all folders.
+
+    Args:
+        into: The new folder.
+        folders: The bundles to join.
+        names: New names of clients, if recorders have given the same client different names.
     """
     if not folders:
         raise UsageError("Name at least one folder of a bundle to join, got none.")
-    called, place = {} if names is None else names, Path(into)
+    place = Path(into)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"{place} is there already: name a new folder for the joined bundle.")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # What can not be joined to the end would be a bundle as well, of which nobody sees what it lacks.
+        # Half of a joined bundle would be a valid bundle too, and a reader could not see what it lacks.
         with temporary_folder(place.parent) as unfinished:
-            made = unfinished / "joined"
-            writer = BundleWriter(made, writer="joined")
+            folder_of_all = unfinished / "joined"
+            writer = BundleWriter(folder_of_all, writer="joined")
             for folder in folders:
-                _take(writer, read_bundle(folder), called)
-            made.replace(place)
+                _add_bundle(writer, read_bundle(folder), names or {})
+            folder_of_all.replace(place)
     except OSError as error:
         raise UsageError(f"Cannot write to {place}: {error.strerror}; choose another folder.") from error
     return read_bundle(place)
 
 
-def _take(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.tell(united(writer.known, bundle.facts))
-    for client, told in bundle.manifest.always.items():
+def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
+    writer.add_facts(merge_or_fail(writer.known_facts, bundle.facts))
+    for client, facts in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.tell_always(name, united(writer.always(name), sheet(told)))
+        writer.add_constant_facts(name, merge_or_fail(writer.constant_facts(name), sheet(facts)))
     for client in bundle.clients:
-        writer.meet(names.get(client, client))
-    for index, past in bundle.rounds.items():
+        writer.position_of(names.get(client, client))
+    for index, round_ in bundle.rounds.items():
         new = writer.round(index)
-        if past.sent is not None and _new(bundle, past.sent, writer, new.told.sent):
-            new.sent(bundle.arrays(past.sent))
-        for message in past.messages:
-            _take_message(new, bundle, index, message.client, names.get(message.client, message.client))
-        if past.aggregated is not None and _new(bundle, past.aggregated, writer, new.told.aggregated):
-            new.aggregated(bundle.arrays(past.aggregated), form=past.aggregated.form)
-        new.tell(united(sheet(new.told.facts), _renamed(sheet(past.facts), names)))
+        if round_.sent is not None and _is_new(bundle, round_.sent, writer, new.state.sent):
+            new.sent(bundle.arrays(round_.sent))
+        for message in round_.messages:
+            _add_message(new, bundle, message, names.get(message.client, message.client))
+        if round_.aggregated is not None and _is_new(bundle, round_.aggregated, writer, new.state.aggregated):
+            new.aggregated(bundle.arrays(round_.aggregated), form=round_.aggregated.form)
+        new.add_facts(merge_or_fail(sheet(new.state.facts), _with_names(sheet(round_.facts), names)))
 
 
-def _take_message(new: RoundWriter, bundle: Bundle, index: int, client: str, name: str) -> None:
-    message, writer = bundle.message(client, index), new.bundle
-    assert message is not None, "it is one of the round's own"
-    known = new.message(name)
-    if message.sent is not None and _new(bundle, message.sent, writer, known.sent):
+def _add_message(new: RoundWriter, bundle: Bundle, message: MessageFacts, name: str) -> None:
+    recorded, writer = new.message(name), new.bundle
+    if message.sent is not None and _is_new(bundle, message.sent, writer, recorded.sent):
         new.sent(bundle.arrays(message.sent), client=name)
-    if message.received is not None and _new(bundle, message.received, writer, known.received):
+    if message.received is not None and _is_new(bundle, message.received, writer, recorded.received):
         new.received(name, bundle.arrays(message.received), form=message.received.form)
-    if message.absent is not None and known.received is None:
+    if message.absent is not None and recorded.received is None:
         new.absent(name, message.absent)
-    new.tell_client(name, united(sheet(new.message(name).facts), sheet(message.facts)))
+    new.add_client_facts(name, merge_or_fail(sheet(new.message(name).facts), sheet(message.facts)))
 
 
-def _renamed(told: FactSheet, names: Mapping[str, str]) -> FactSheet:
-    """The names of those that the rule kept are clients' too."""
-    kept = {source: [names.get(name, name) for name in clients] for source, clients in told.get("kept", {}).items()}
-    return {**told, "kept": kept} if kept else told
+def _with_names(facts: FactSheet, names: Mapping[str, str]) -> FactSheet:
+    """Return the facts of a round with the new names of the clients that its rule accepted."""
+    accepted = {
+        source: [names.get(name, name) for name in clients] for source, clients in facts.get("kept", {}).items()
+    }
+    return {**facts, "kept": accepted} if accepted else facts
 
 
-def _new(bundle: Bundle, held: Held, writer: BundleWriter, known: Held | None) -> bool:
-    """Whether it is not there yet; what is there and differs is refused."""
-    if known is None:
+def _is_new(bundle: Bundle, ref: FileRef, writer: BundleWriter, recorded: FileRef | None) -> bool:
+    """Check that a file is not in the joined bundle yet; one that is there and differs is refused."""
+    if recorded is None:
         return True
-    one, other = bundle.arrays(held), writer.arrays(known)
-    if held.form != known.form or not _equal(one, other):
+    one, other = bundle.arrays(ref), writer.arrays(recorded)
+    equal = list(one) == list(other) and all(equal_up_to_rounding(one[name], other[name]) for name in one)
+    if ref.form != recorded.form or not equal:
         raise DataError(
-            f"{bundle.folder / held.file} differs from what another recorder saw of it: record clients where their "
+            f"{bundle.folder / ref.file} differs from what another recorder saw of it: record clients where their "
             "messages leave, after every defence, or join without that folder."
         )
     return False
 
 
-def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
-
-
-# A saved transcript (format 1) as a bundle (format 2), which every command reads; the model is not needed for it.
-
-
-Parts = Mapping[str, Mapping[str, Tensor]]
-NAME = 200
-"""Characters of a name in a bundle."""
-
-
 def is_saved(folder: Path) -> bool:
-    """Whether a folder is that of a saved transcript."""
+    """Check whether a folder is that of a saved transcript (format 1)."""
     try:
-        found = json.loads(contents(folder / MANIFEST, most=LONGEST))
+        content = json.loads(read_at_most(folder / MANIFEST, most=LONGEST))
     except (DataError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 def bundle_of_saved(saved: Path, into: Path) -> Bundle:
-    """Write what a transcript holds to a new folder: its updates to the last bit, its defences in words alone."""
-    manifest = saved_manifest(saved)
-    writer = BundleWriter(into, writer="a saved transcript", facts=_terms(manifest.terms))
+    """Write a saved transcript as a bundle, which every command reads; the model is not needed for it.
+
+    Updates are bit-identical; of the defences only the names are known.
+    """
+    manifest = read_saved_manifest(saved)
+    writer = BundleWriter(into, writer="a saved transcript", facts=_federation_facts(manifest.terms))
     for client in manifest.terms.clients:
-        told = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
-        defences = None if told is None else [{"name": _named(words)} for words in told]
+        texts = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
+        defences = None if texts is None else [{"name": defence_name(text)[:NAME]} for text in texts]
         writer.training(client, None, {"defences": defences})
-    for past in manifest.rounds:
-        _write(writer, past, saved)
+    for round_ in manifest.rounds:
+        _write_saved_round(writer, round_, saved)
     return read_bundle(into)
 
 
-def _write(writer: BundleWriter, past: RoundFacts, saved: Path) -> None:
-    turn, models = writer.round(past.index), saved_parts(saved, past.models, "before", "step")
-    turn.sent({**models["before"], **models.get("buffers", {})})
-    for person in past.participants:
+def _write_saved_round(writer: BundleWriter, saved_round: SavedRound, saved: Path) -> None:
+    round_, models = writer.round(saved_round.index), read_saved_parts(saved, saved_round.models, "before", "step")
+    buffers = models.get("buffers", {})
+    round_.sent({**models["before"], **buffers})
+    for participant in saved_round.participants:
         after = models.get("after", {})
-        if person.name in past.messages:
-            parts = saved_parts(saved, past.messages[person.name], "update")
+        if participant.name in saved_round.messages:
+            parts = read_saved_parts(saved, saved_round.messages[participant.name], "update")
             after = parts.get("buffers", {})
-            message = {**parts["update"], **_moved(saved, models, after)}
-            turn.received(person.name, message, form="update")
-        writer.training(person.name, past.index, _facts(person, _constants(models.get("buffers", {}), after)))
-    # Without its running statistics an aggregate is no start of the next round, which tells both.
-    if "after" in models or "buffers" not in models:
-        step = {**models["step"], **_moved(saved, models, models.get("after", {}))}
-        turn.aggregated(step, form="update", kept=list(past.kept))
+            message = {**parts["update"], **_moved_buffers(saved, buffers, after)}
+            round_.received(participant.name, message, form="update")
+        facts = _client_facts(participant, _constant_buffers(buffers, after))
+        writer.training(participant.name, saved_round.index, facts)
+    # Without running statistics an aggregate is not the start of the next round, which has both.
+    if "after" in models or not buffers:
+        step = {**models["step"], **_moved_buffers(saved, buffers, models.get("after", {}))}
+        round_.aggregated(step, form="update", kept=list(saved_round.kept))
 
 
-def _moved(saved: Path, models: Parts, after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Running statistics as a difference, as an update has them."""
-    before = models.get("buffers", {})
+def _moved_buffers(saved: Path, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return running statistics as a difference, as an update has them."""
     if any(name not in before or before[name].shape != tensor.shape for name, tensor in after.items()):
         raise DataError(f"{saved} has other running statistics after a round than before: save the transcript again.")
     return subtract(after, {name: before[name] for name in after})
 
 
-def _terms(terms: TermsFacts) -> dict[str, Any]:
-    mean = terms.rule == MEAN_RULE
+def _federation_facts(terms: SavedTerms) -> dict[str, Any]:
+    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
     return {
         "shape": terms.shape,
         "classes": terms.classes,
         "class_names": terms.class_names,
         "whitening": {"mean": terms.mean, "std": terms.std},
-        "rule": {"name": "mean" if mean else terms.rule[:NAME]},
+        "rule": rule,
         "behaviours": terms.behaviours,
     }
 
 
-def _constants(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    """Buffers that are no running statistics and stay: such are the layers that a transcript's model does not train."""
-    own = [name for name in before if name.rpartition(".")[2] not in RUNNING]
-    return [name for name in own if torch.equal(before[name], after.get(name, before[name]))]
+def _constant_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Return buffers that are not running statistics and did not change: the untrained layers of a transcript."""
+    others = [name for name in before if name.rpartition(".")[2] not in RUNNING]
+    return [name for name in others if torch.equal(before[name], after.get(name, before[name]))]
 
 
-def _facts(person: ParticipantFacts, constants: Sequence[str]) -> dict[str, Any]:
-    told = {"examples": person.examples if person.counted else "unknown", "weight": person.weight}
-    named = {"x-known-as": person.known_as or None, "untrained": [*person.untrained, *constants] or None}
-    if person.training is None:
-        return {**told, **named, "lr": person.lr, "steps": person.steps}
-    return {**told, **named, **_training(person.training, person.examples)}
-
-
-def _training(training: TrainingFacts, examples: int) -> dict[str, Any]:
-    same = training.model_dump(include={"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"})
-    optimiser = {"optimiser": training.optimiser.name, "options": training.optimiser.options}
-    return {**same, **optimiser, "batch_size": training.batch_size or examples, "loss": "cross_entropy"}
-
-
-def _named(words: str) -> str:
-    """A defence by its words.
-
-    >>> _named("Defended by Clip(norm=1.0).")
-    'Clip(norm=1.0)'
-    """
-    return words.removeprefix("Defended by ").removesuffix(".")[:NAME]
+def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> dict[str, Any]:
+    facts = {
+        "examples": participant.examples if participant.counted else "unknown",
+        "weight": participant.weight,
+        "x-known-as": participant.known_as or None,
+        "untrained": [*participant.untrained, *constants] or None,
+    }
+    training = participant.training
+    if training is None:
+        return {**facts, "lr": participant.lr, "steps": participant.steps}
+    same = {"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"}
+    return {
+        **facts,
+        **training.model_dump(include=same),
+        "optimiser": training.optimiser.name,
+        "options": training.optimiser.options,
+        "batch_size": training.batch_size or participant.examples,
+        "loss": "cross_entropy",
+    }

@@ -1,4 +1,7 @@
-"""The declared clipping and noise beside those of a message: one-sided checks that need no data."""
+"""Checks of a bundle's messages against what is recorded or declared about them; nothing here needs the data.
+
+Each check is one-sided: a message that passes may still have been made otherwise; one that fails was not as declared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from fedglass.core.tensors import COUNTER, RUNNING
 from fedglass.core.text import some
-from fedglass.recordings.format import SOURCES, FactSheet, RoundFacts, best, disputed, merged, sheet
+from fedglass.recordings.format import SOURCES, FactSheet, RoundFacts, disputed, overlay, preferred, sheet
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -22,17 +25,137 @@ SLACK = 1e-3
 WIDTHS = 6.0
 """Standard deviations by which the size of noise may differ by chance."""
 CLIPPING, NOISE = "clipping_norm", "noise_std"
-"""What options of other frameworks' defences are called that mean the same as clip.norm and gaussian_noise.std."""
+"""What other frameworks call the options clip.norm and gaussian_noise.std of their defences."""
+MEANS = ("mean", "fedavg", "weighted_mean")
+"""Names of rules that are the weighted mean: these are checked by computing it again."""
+AUGMENTED = "; an augmented example counts as a different one each time"
+GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
+"""The rounding of each type, as a share."""
 
 
-def without_running(moved: State) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in moved.items() if name.rpartition(".")[2] not in RUNNING}
+@dataclass(frozen=True)
+class Contradiction:
+    """A message or an aggregate that is not as declared."""
+
+    round: int
+    client: str
+    """The client that sent the message; empty if it concerns the whole round."""
+    text: str
+    statistics_only: bool = False
+    """Whether it concerns running statistics alone, on which no attack on the weights depends."""
 
 
-def _options(defences: list[dict[str, Any]]) -> tuple[float | None, float]:
-    """The norm that updates are clipped to, and the standard deviation of noise, as far as they are declared."""
-    told = {f"{p['name']}.{name}": value for p in defences for name, value in (p.get("options") or {}).items()}
-    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float) and value > 0}
+def update_of(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
+    """Return what a client's message adds to the model it was sent, in double precision; None if either is missing."""
+    round_, message = bundle.rounds[index], bundle.message(client, index)
+    if message is None or message.received is None:
+        return None
+    received = bundle.arrays(message.received)
+    if message.received.form == "update":
+        return {name: tensor.double() for name, tensor in received.items()}
+    start = message.sent or round_.sent
+    if start is None:
+        return None
+    before = bundle.arrays(start)
+    return {
+        name: tensor.double() - _loaded(before[name], tensor) for name, tensor in received.items() if name in before
+    }
+
+
+def _loaded(sent: Tensor, like: Tensor) -> Tensor:
+    """Return what a client starts from: a mean of counters has decimals, and a whole number drops them."""
+    return sent.double() if like.is_floating_point() else sent.double().trunc()
+
+
+def facts_from_update(update: State) -> FactSheet:
+    """Return the facts that BatchNorm's counters show: they count the batches that were seen in train mode."""
+    counts = {round(float(t), 6) for name, t in update.items() if name.endswith(COUNTER) and t.dim() == 0}
+    if not counts:
+        return {}
+    facts: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
+    count = max(counts)
+    if count > 0 and count == int(count):
+        facts["steps"] = {"measured": int(count)}
+    return facts
+
+
+def facts_with_observed(bundle: Bundle, client: str, index: int, update: State | None) -> FactSheet:
+    """Return the facts of a client in a round together with those that its message shows."""
+    facts = bundle.facts_of(client, index)
+    return facts if update is None else overlay(facts, facts_from_update(update))
+
+
+def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = None) -> list[Contradiction]:
+    """Return the contradictions of a round; `names` are those of the model, by the names of the arrays."""
+    contradictions = [Contradiction(index, "", text) for text in _in_aggregate(bundle, index)]
+    for message in bundle.rounds[index].messages:
+        update = update_of(bundle, message.client, index)
+        if update is not None and names is not None:
+            update = {names.get(name, name): tensor for name, tensor in update.items()}
+        facts = facts_with_observed(bundle, message.client, index, update)
+        texts = list(_in_facts(facts))
+        if update is not None:
+            defences = preferred(facts, "defences", preferred(bundle.facts, "defences", []))
+            texts += _in_defences(update, defences)
+            contradictions += [
+                Contradiction(index, message.client, text, statistics_only=True)
+                for text in _in_statistics(update, defences)
+            ]
+            texts += _in_counters(update)
+            if not defences:  # whose noise may be on all that is sent
+                untrained = [(names or {}).get(name, name) for name in preferred(facts, "untrained", [])]
+                texts += _in_untrained(update, untrained)
+        texts += _in_filters(bundle, facts)
+        contradictions += [Contradiction(index, message.client, text) for text in texts]
+    return contradictions
+
+
+def _in_facts(facts: FactSheet) -> Iterator[str]:
+    """Compare what the sources say of the same fact, and the number of batches with that of steps."""
+    for name, values in disputed(facts):
+        if name == "config":
+            continue
+        by_source = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
+        read, declared = values.get("read"), values.get("declared")
+        more = name == "examples" and isinstance(read, int) and isinstance(declared, int) and read > declared
+        yield f"sources disagree on {name}: {by_source}{AUGMENTED if more else ''}"
+    sizes, steps = preferred(facts, "batch_sizes"), preferred(facts, "steps")
+    if sizes is not None and steps is not None and len(sizes) != steps:
+        yield f"{len(sizes)} batch sizes are recorded, but {steps} local step(s)"
+
+
+def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:
+    """Compare the filters that a message passed with the declared defences."""
+    defences = preferred(facts, "defences", preferred(bundle.facts, "defences"))
+    if defences is None:
+        return
+    declared = [part["name"] for part in defences]
+    undeclared = [name for name in preferred(facts, "filters", []) if name not in declared]
+    if undeclared:
+        filters = ", ".join(map(repr, undeclared[:3]))
+        yield f"the message went through filter {filters}, which no declared defence mentions"
+
+
+def _in_counters(update: State) -> Iterator[str]:
+    back = [name for name, t in update.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
+    if back:
+        yield f"{back[0]} counts backwards: before and after were swapped"
+
+
+def _in_untrained(update: State, untrained: Sequence[str]) -> Iterator[str]:
+    """Name frozen tensors that changed: something else was put into them."""
+    changed = [name for name in untrained if name in update and bool(update[name].any())]
+    if changed:
+        yield f"{some(changed)} changed although declared as frozen"
+
+
+# Declared clipping and noise
+
+
+def _clip_and_noise(defences: list[dict[str, Any]]) -> tuple[float | None, float]:
+    """Return the declared norm of clipping and the declared standard deviation of noise."""
+    options = {f"{p['name']}.{name}": value for p in defences for name, value in (p.get("options") or {}).items()}
+    numbers = {name: float(value) for name, value in options.items() if isinstance(value, int | float) and value > 0}
     clip = next((value for name, value in numbers.items() if name == "clip.norm" or _last(name) == CLIPPING), None)
     std = next((value for name, value in numbers.items() if name == "gaussian_noise.std" or _last(name) == NOISE), 0.0)
     return clip, std
@@ -42,276 +165,167 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def defended(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
-    """The declared bound and noise beside the message's own."""
-    clip, std = _options(defences)
-    if clip is not None and moved:
-        yield from _bounded(moved, clip, std)
+def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]:
+    """Compare the declared bound and noise with those of the message."""
+    weights = {name: tensor for name, tensor in update.items() if _last(name) not in RUNNING}
+    clip, std = _clip_and_noise(defences)
+    if clip is not None and weights:
+        yield from _in_clipping(weights, clip, std)
     if std:
-        yield from _noisy(moved, std)
+        yield from _in_noise(weights, std)
 
 
-def unbounded(moved: State, defences: list[dict[str, Any]]) -> Iterator[str]:
-    """Running statistics that leave beside a clipped update, and are not clipped themselves."""
-    clip, std = _options(defences)
-    running = {name: tensor for name, tensor in moved.items() if _last(name) in RUNNING}
-    loud = [
-        name for name, tensor in running.items() if clip is not None and float(tensor.norm()) > _most(tensor, clip, std)
-    ]
-    if loud:
-        yield f"running statistics leave outside the clipping to {clip:g} ({some(loud)})"
+def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[str]:
+    """Name running statistics that leave with a clipped update and are not clipped themselves."""
+    clip, std = _clip_and_noise(defences)
+    if clip is None:
+        return
+    running = {name: tensor for name, tensor in update.items() if _last(name) in RUNNING}
+    longer = [name for name, tensor in running.items() if float(tensor.norm()) > _longest(tensor, clip, std)]
+    if longer:
+        yield f"running statistics leave outside the clipping to {clip:g} ({some(longer)})"
 
 
-def _most(like: Tensor, clip: float, std: float) -> float:
+def _longest(like: Tensor, clip: float, std: float) -> float:
+    """Return the largest norm that clipping and noise allow."""
     entries = like.numel()
     noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
     return (clip + noise) * (1 + SLACK)
 
 
-def _bounded(moved: State, clip: float, std: float) -> Iterator[str]:
-    """|u| <= C, and what is outside of it by name: a clipping that works on arrays may pass over scalars."""
-    most = _most(torch.cat([tensor.reshape(-1) for tensor in moved.values()]), clip, std)
-    if _norm(moved) <= most:
+def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
+    """Check |u| <= C, and name scalars outside of it: a clipping that works on arrays may pass over them."""
+    longest = _longest(torch.cat([tensor.reshape(-1) for tensor in update.values()]), clip, std)
+    if _norm(update) <= longest:
         return
-    scalars = [name for name, tensor in moved.items() if tensor.dim() == 0]
-    rest = {name: tensor for name, tensor in moved.items() if tensor.dim() > 0}
+    scalars = [name for name, tensor in update.items() if tensor.dim() == 0]
+    arrays = {name: tensor for name, tensor in update.items() if tensor.dim() > 0}
     why = "it was not clipped so"
-    if scalars and rest and _norm(rest) <= most:
+    if scalars and arrays and _norm(arrays) <= longest:
         why = f"0-d tensors escaped the clipping ({some(scalars)})"
-    yield f"the update's norm is {_norm(moved):.4g} where at most {clip:g} is declared: {why}"
+    yield f"the update's norm is {_norm(update):.4g} where at most {clip:g} is declared: {why}"
 
 
-def _noisy(moved: State, std: float) -> Iterator[str]:
-    """Whatever the data are, entries with independent noise are not smaller than it."""
-    bare = []
-    for name, tensor in moved.items():
+def _in_noise(update: State, std: float) -> Iterator[str]:
+    """Name tensors whose entries are smaller than the noise, which cannot be, whatever the data are."""
+    quiet = []
+    for name, tensor in update.items():
         n = tensor.numel()
         if n == 1 and float(tensor) == round(float(tensor)):
-            bare.append(name)
+            quiet.append(name)
         elif n > 1 and 1 - WIDTHS / math.sqrt(2 * n) > 0:
             size = float(tensor.square().mean().sqrt())
             if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
-                bare.append(name)
-    if bare:
-        yield f"noise of standard deviation {std:g} is declared, and {len(bare)} tensor(s) hold less ({some(bare)})"
+                quiet.append(name)
+    if quiet:
+        yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
 
 def _norm(tensors: State) -> float:
     return float(torch.stack([t.norm() for t in tensors.values()]).norm())
 
 
-# What the messages of a bundle tell by themselves, beside what is said of them: nothing here needs the data.
-#
-# Each check is one-sided: what passes may still have been otherwise, and what fails was not as declared.
+# The aggregate
 
 
-MEANS = ("mean", "fedavg", "weighted_mean")
-"""Rules that are checked by playing them again."""
-AUGMENTED = "; examples that are changed anew each time they are trained on count as different ones"
-GRAINS = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
-"""The rounding of each type, as a share."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as it was said."""
-
-    round: int
-    client: str
-    """Whose message it is about; empty where it is about the round."""
-    words: str
-    aside: bool = False
-    """Whether it is about running statistics alone, which no attack on the weights depends on."""
-
-
-def change(bundle: Bundle, client: str, index: int) -> dict[str, Tensor] | None:
-    """What a client's message adds to what it was sent, in double precision; None where either was not seen."""
-    past, message = bundle.rounds[index], bundle.message(client, index)
-    if message is None or message.received is None:
-        return None
-    got = bundle.arrays(message.received)
-    if message.received.form == "update":
-        return {name: tensor.double() for name, tensor in got.items()}
-    start = message.sent or past.sent
-    if start is None:
-        return None
-    before = bundle.arrays(start)
-    return {name: tensor.double() - _loaded(before[name], tensor) for name, tensor in got.items() if name in before}
-
-
-def _loaded(sent: Tensor, like: Tensor) -> Tensor:
-    """What a client starts from: the mean of counters has decimals, which a whole number does not take over."""
-    return sent.double() if like.is_floating_point() else sent.double().trunc()
-
-
-def measured(moved: State) -> FactSheet:
-    """The facts that a message tells by itself: BatchNorm's counters count the batches that were seen in train mode."""
-    counts = {round(float(t), 6) for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0}
-    if not counts:
-        return {}
-    told: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
-    count = max(counts)
-    if count > 0 and count == int(count):
-        told["steps"] = {"measured": int(count)}
-    return told
-
-
-def facts_with_measured(bundle: Bundle, client: str, index: int, moved: State | None) -> FactSheet:
-    """What is told of a client in a round, and what its message tells beside."""
-    told = bundle.facts_of(client, index)
-    return told if moved is None else merged(told, measured(moved))
-
-
-def findings_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = None) -> list[Finding]:
-    """What of a round is not as it was said; `names` are those of the model, where the arrays have others."""
-    found = [Finding(index, "", words) for words in _of_round(bundle, index)]
-    for message in bundle.rounds[index].messages:
-        moved = change(bundle, message.client, index)
-        if moved is not None and names is not None:
-            moved = {names.get(name, name): tensor for name, tensor in moved.items()}
-        told = facts_with_measured(bundle, message.client, index, moved)
-        found += [Finding(index, message.client, words) for words in _disputes(told)]
-        if moved is not None:
-            defences = best(told, "defences", best(bundle.facts, "defences", []))
-            found += [Finding(index, message.client, words) for words in defended(without_running(moved), defences)]
-            found += [Finding(index, message.client, words, aside=True) for words in unbounded(moved, defences)]
-            found += [Finding(index, message.client, words) for words in _backwards(moved)]
-            if not defences:  # whose noise may be on all that is sent
-                untrained = [(names or {}).get(name, name) for name in best(told, "untrained", [])]
-                found += [Finding(index, message.client, words) for words in _restless(moved, untrained)]
-        found += [Finding(index, message.client, words) for words in _unnamed(bundle, told)]
-    return found
-
-
-def _disputes(told: FactSheet) -> Iterator[str]:
-    for name, values in disputed(told):
-        if name == "config":
-            continue
-        said = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
-        seen, told_of = values.get("read"), values.get("declared")
-        more = name == "examples" and isinstance(seen, int) and isinstance(told_of, int) and seen > told_of
-        yield f"{name} is told differently: {said}{AUGMENTED if more else ''}"
-    sizes, steps = best(told, "batch_sizes"), best(told, "steps")
-    if sizes is not None and steps is not None and len(sizes) != steps:
-        yield f"{len(sizes)} batch sizes are told, and {steps} local step(s)"
-
-
-def _unnamed(bundle: Bundle, told: FactSheet) -> Iterator[str]:
-    """Filters that a message says it passed, where what protects it was told without them."""
-    defences = best(told, "defences", best(bundle.facts, "defences"))
-    if defences is None:
+def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
+    """Compare the aggregate with the mean of what was received, if a mean is declared to have made it."""
+    round_ = bundle.rounds[index]
+    if round_.sent is None or round_.aggregated is None:
         return
-    others = [name for name in best(told, "filters", []) if name not in [part["name"] for part in defences]]
-    if others:
-        yield f"the message passed {', '.join(map(repr, others[:3]))} on its way, of which no declared defence tells"
-
-
-def _backwards(moved: State) -> Iterator[str]:
-    back = [name for name, t in moved.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
-    if back:
-        yield f"{back[0]} counts backwards: before and after were swapped"
-
-
-def _restless(moved: State, untrained: Sequence[str]) -> Iterator[str]:
-    """What nobody trained and has moved: something else was put into it."""
-    names = [name for name in untrained if name in moved and bool(moved[name].any())]
-    if names:
-        yield f"{some(names)} moved, although it is told that this is not trained"
-
-
-def _of_round(bundle: Bundle, index: int) -> Iterator[str]:
-    """The aggregate beside the mean of what was received, where that is said to have made it."""
-    past = bundle.rounds[index]
-    if past.sent is not None and past.aggregated is not None and _stands(bundle, index):
+    if _stands_still(bundle, index):
         yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
-    rule = best(sheet(past.facts), "rule", best(bundle.facts, "rule"))
-    if past.sent is None or past.aggregated is None or rule is None or rule["name"].lower() not in MEANS:
+    rule = preferred(sheet(round_.facts), "rule", preferred(bundle.facts, "rule"))
+    if rule is None or rule["name"].lower() not in MEANS:
         return
-    if rule.get("options") or best(bundle.facts, "defences"):
+    if rule.get("options") or preferred(bundle.facts, "defences"):
         return
-    kept = best(sheet(past.facts), "kept", [m.client for m in past.messages if m.absent is None])
-    moves = {client: change(bundle, client, index) for client in kept}
-    known = {client: moved for client, moved in moves.items() if moved is not None}
-    if not known or len(known) < len(kept) or _made_by_mean(bundle, index, known):
+    aggregated = preferred(sheet(round_.facts), "kept", [m.client for m in round_.messages if m.absent is None])
+    by_client = {client: update_of(bundle, client, index) for client in aggregated}
+    updates = {client: update for client, update in by_client.items() if update is not None}
+    if not updates or len(updates) < len(aggregated) or _made_by_mean(bundle, index, updates):
         return
-    # Of models that began apart it may be the mean of the updates, or that of the models themselves.
-    ends = {client: _from_common(bundle, client, index, moved) for client, moved in known.items()}
-    if any(ends[client] is not moved for client, moved in known.items()) and _made_by_mean(bundle, index, ends):
+    # If clients began with different models, it may be the mean of the updates or that of the models themselves.
+    from_common = {client: _from_common(bundle, client, index, update) for client, update in updates.items()}
+    begun_apart = any(from_common[client] is not update for client, update in updates.items())
+    if begun_apart and _made_by_mean(bundle, index, from_common):
         return
     yield (
-        f"the aggregate is not the mean of the {len(known)} message(s) that were recorded: before and after were "
-        "swapped, a client is missing, its number of examples is wrong, or another rule made it"
+        f"the aggregate is not the mean of the {len(updates)} recorded message(s): before and after were swapped, a "
+        "client is missing, its number of examples is wrong, or another rule made it"
     )
 
 
-def _from_common(bundle: Bundle, client: str, index: int, moved: State) -> State:
-    """The same model, as what it adds to the round's in place of what its client alone was sent."""
-    past, message = bundle.rounds[index], bundle.message(client, index)
-    if past.sent is None or message is None or message.sent is None:
-        return moved
-    own, common = bundle.arrays(message.sent), bundle.arrays(past.sent)
+def _from_common(bundle: Bundle, client: str, index: int, update: State) -> State:
+    """Return a client's new model as what it adds to the round's model instead of the client's own start."""
+    round_, message = bundle.rounds[index], bundle.message(client, index)
+    if round_.sent is None or message is None or message.sent is None:
+        return update
+    start, common = bundle.arrays(message.sent), bundle.arrays(round_.sent)
     return {
-        name: tensor + own[name].double() - common[name].double()
-        for name, tensor in moved.items()
-        if name in own and name in common
+        name: tensor + start[name].double() - common[name].double()
+        for name, tensor in update.items()
+        if name in start and name in common
     }
 
 
-def _made_by_mean(bundle: Bundle, index: int, moves: Mapping[str, State]) -> bool:
-    past = bundle.rounds[index]
-    assert past.sent is not None, "asked of rounds that have both"
-    assert past.aggregated is not None, "asked of rounds that have both"
-    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
+def _made_by_mean(bundle: Bundle, index: int, updates: Mapping[str, State]) -> bool:
+    round_ = bundle.rounds[index]
+    assert round_.sent is not None, "only rounds that have both are checked"
+    assert round_.aggregated is not None, "only rounds that have both are checked"
+    before, after = bundle.arrays(round_.sent), bundle.arrays(round_.aggregated)
     step = {
-        name: tensor.double() - (0 if past.aggregated.form == "update" else before[name].double())
+        name: tensor.double() - (0 if round_.aggregated.form == "update" else before[name].double())
         for name, tensor in after.items()
-        if name in before and name not in _whole(past)  # a mean of whole numbers is rounded by whoever loads it
+        if name in before and name not in _integers(round_)  # their mean is rounded when it is loaded
     }
-    coarse = max(GRAINS.get(array.dtype, 0.0) for held in files_of(past) for array in held.arrays)
-    rounding = {name: 4 * coarse * float(before[name].double().norm()) for name in step}
-    return _is_mean(step, moves, _weights(bundle, index, list(moves)), rounding)
+    coarsest = max(GRAINS.get(array.dtype, 0.0) for file in files_of(round_) for array in file.arrays)
+    rounding = {name: 4 * coarsest * float(before[name].double().norm()) for name in step}
+    return _is_mean(step, updates, _weights(bundle, index, list(updates)), rounding)
 
 
-def _whole(past: RoundFacts) -> set[str]:
+def _integers(round_: RoundFacts) -> set[str]:
+    """Return the names of arrays of whole numbers."""
     return {
         array.name
-        for held in files_of(past)
-        for array in held.arrays
+        for file in files_of(round_)
+        for array in file.arrays
         if array.dtype[0] in "IUB" and array.dtype != "BF16"
     }
 
 
-def _stands(bundle: Bundle, index: int) -> bool:
-    """Whether a round changed nothing although a client did: a mean does not tell what it started from."""
-    past = bundle.rounds[index]
-    assert past.sent is not None, "asked of rounds that have both"
-    assert past.aggregated is not None, "asked of rounds that have both"
-    before, after = bundle.arrays(past.sent), bundle.arrays(past.aggregated)
-    if past.aggregated.form == "update":
+def _stands_still(bundle: Bundle, index: int) -> bool:
+    """Check whether a round changed nothing although a client did."""
+    round_ = bundle.rounds[index]
+    assert round_.sent is not None, "only rounds that have both are checked"
+    assert round_.aggregated is not None, "only rounds that have both are checked"
+    before, after = bundle.arrays(round_.sent), bundle.arrays(round_.aggregated)
+    if round_.aggregated.form == "update":
         before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     if not all(
         name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
     ):
         return False
-    moves = (change(bundle, message.client, index) for message in past.messages)
-    return any(bool(tensor.any()) for moved in moves if moved is not None for tensor in moved.values())
+    updates = (update_of(bundle, message.client, index) for message in round_.messages)
+    return any(bool(tensor.any()) for update in updates if update is not None for tensor in update.values())
 
 
 def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:
-    """By what they weigh or by their examples, as far as these are known; else each the same."""
+    """Return the clients' weights or numbers of examples; equal weights if one of them is unknown."""
     sheets = [bundle.facts_of(client, index) for client in clients]
-    told = [best(each, "weight", best(each, "examples")) for each in sheets]
-    known = all(isinstance(number, int | float) for number in told)
-    return [float(number) for number in told] if known else [1.0] * len(clients)
+    weights = [preferred(facts, "weight", preferred(facts, "examples")) for facts in sheets]
+    if not all(isinstance(weight, int | float) for weight in weights):
+        return [1.0] * len(clients)
+    return [float(weight) for weight in weights]
 
 
-def _is_mean(step: State, moves: Mapping[str, State], weights: list[float], rounding: Mapping[str, float]) -> bool:
+def _is_mean(step: State, updates: Mapping[str, State], weights: list[float], rounding: Mapping[str, float]) -> bool:
     for name, tensor in step.items():
-        known = [moved[name] for moved in moves.values() if name in moved]
-        if len(known) < len(moves):
+        parts = [update[name] for update in updates.values() if name in update]
+        if len(parts) < len(updates):
             continue
-        mean = sum(moved * (weight / sum(weights)) for moved, weight in zip(known, weights, strict=True))
-        size = max(float(moved.norm()) for moved in known)
+        mean = sum(part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True))
+        size = max(float(part.norm()) for part in parts)
         if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
             return False
     return True

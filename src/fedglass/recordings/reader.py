@@ -1,12 +1,17 @@
-"""Reads a bundle with every check: what is returned is whole, and what it says of itself holds."""
+"""Reader of bundles: `read_bundle` checks every file of a folder, and reads each file once.
+
+The manifest has the digest of every other file. The bytes of a file are read, hashed and parsed in one go, so that no
+other bytes are used than those that were checked. The arrays stay in memory up to `MOST_CACHED_BYTES` for each bundle;
+of a larger one, the files that were used least recently are dropped, and read and checked again when they are needed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -17,274 +22,298 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedglass.core.errors import DataError
-from fedglass.recordings.files import NAMES, contents, exact_contents
+from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
 from fedglass.recordings.format import (
     FORMAT,
     MANIFEST,
     MOST_BYTES,
     FactSheet,
-    Held,
-    Listed,
+    FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
+    RoundRef,
     is_signed,
-    merged,
+    overlay,
     sheet,
 )
 
-LONGEST = 64 * 2**20
+MOST_JSON_BYTES = 64 * 2**20
 """Bytes of a JSON file."""
+MOST_CACHED_BYTES = 2 * 2**30
+"""Bytes of arrays that are kept in memory for each bundle."""
 T = TypeVar("T", bound=BaseModel)
+
+
+class ArrayCache:
+    """Arrays by file, up to a number of bytes; the file that was used least recently is dropped first."""
+
+    def __init__(self, most_bytes: int = MOST_CACHED_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._files: OrderedDict[str, tuple[int, dict[str, Tensor]]] = OrderedDict()
+
+    def read(self, folder: Path, ref: FileRef) -> dict[str, Tensor]:
+        """Return the arrays of a file, which is read and checked if it is not in memory."""
+        if ref.file in self._files:
+            self._files.move_to_end(ref.file)
+            return self._files[ref.file][1]
+        arrays = read_tensors(folder, ref)
+        self._files[ref.file] = ref.bytes, arrays
+        self._bytes += ref.bytes
+        while self._bytes > self._most_bytes:
+            _, (dropped_bytes, _) = self._files.popitem(last=False)
+            self._bytes -= dropped_bytes
+        return arrays
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """What was recorded of a federation; tensors are read when they are asked for."""
+    """A recorded federation; its arrays are shared by all callers, and must not be changed in place."""
 
     folder: Path
     manifest: Manifest
     rounds: Mapping[int, RoundFacts]
+    """In order, by the federation's own numbers."""
+    _cache: ArrayCache = field(default_factory=ArrayCache, repr=False)
 
     @property
     def facts(self) -> FactSheet:
-        """Of the whole federation."""
+        """The facts of the whole federation."""
         return sheet(self.manifest.facts)
 
     @property
     def clients(self) -> tuple[str, ...]:
         return tuple(self.manifest.clients)
 
+    @property
+    def first_round(self) -> int:
+        """The number of the federation's first round, recorded or not: some frameworks count from 0, others from 1."""
+        return 0 if 0 in self.rounds else 1
+
     def message(self, client: str, index: int) -> MessageFacts | None:
-        """What is known of a client in a round."""
+        """Return the entry of a client in a round."""
         return next((m for m in self.rounds[index].messages if m.client == client), None)
 
     def of(self, client: str) -> dict[int, MessageFacts]:
-        """All rounds of a client, whether it sent anything or not."""
-        found = {index: self.message(client, index) for index in self.rounds}
-        return {index: message for index, message in found.items() if message is not None}
+        """Return the entries of a client by round, also where it sent nothing."""
+        entries = {index: self.message(client, index) for index in self.rounds}
+        return {index: message for index, message in entries.items() if message is not None}
 
     def facts_of(self, client: str, index: int) -> FactSheet:
-        """What is told of a client in a round: what holds always, and over it what was told of that round."""
+        """Return the facts of a client in a round; those of the round override those of all rounds."""
         message = self.message(client, index)
         always = sheet(self.manifest.always.get(client, {}))
-        return always if message is None else merged(always, sheet(message.facts))
+        return always if message is None else overlay(always, sheet(message.facts))
 
-    def arrays(self, held: Held) -> dict[str, Tensor]:
-        """The tensors of a file, in the order in which they were sent."""
-        return tensors_in(self.folder, held)
+    def arrays(self, ref: FileRef) -> dict[str, Tensor]:
+        """Return the tensors of a file, in the order in which they were sent."""
+        return dict(self._cache.read(self.folder, ref))
+
+
+def read_bundle(folder: str | Path) -> Bundle:
+    """Read the bundle in a folder, and check every file of it.
+
+    All files are there and are those that were recorded, and each round starts where the last one ended.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise DataError(f"{place} is not a folder, expected that of a bundle: name the folder that was recorded.")
+    _check_is_bundle(place)
+    manifest, rounds = read_index(place)
+    bundle = Bundle(place, manifest, dict(sorted(rounds.items())))
+    for index, round_ in bundle.rounds.items():
+        _check_shapes(bundle, round_)
+        _check_continues(bundle, index - 1)
+    return bundle
 
 
 def read_index(folder: Path) -> tuple[Manifest, dict[int, RoundFacts]]:
-    """The JSON of a bundle, checked; its tensors are not looked at."""
-    manifest = _manifest(folder / MANIFEST)
-    _each_once(folder / MANIFEST, "round", [str(each.index) for each in manifest.rounds])
-    _each_once(folder / MANIFEST, "client", manifest.clients)
-    strangers = [name for name in manifest.always if name not in manifest.clients]
-    if strangers:
-        _refuse(folder / MANIFEST, f"tells of {strangers[0]!r}, which is none of its clients")
-    rounds = {each.index: _round(folder, each, manifest.clients) for each in manifest.rounds}
+    """Read and check the JSON files of a bundle, without its tensors."""
+    path = folder / MANIFEST
+    manifest = _read_manifest(path)
+    _check_unique(path, "round", [str(ref.index) for ref in manifest.rounds])
+    _check_unique(path, "client", manifest.clients)
+    unknown = [name for name in manifest.always if name not in manifest.clients]
+    if unknown:
+        _refuse(path, f"has facts of {unknown[0]!r}, which is not one of its clients")
+    rounds = {ref.index: _read_round(folder, ref, manifest.clients) for ref in manifest.rounds}
     return manifest, rounds
 
 
-def tensors_in(folder: Path, held: Held) -> dict[str, Tensor]:
-    """The tensors of a file, whose digest, names, types and shapes must be those that the manifest tells."""
-    path = folder / held.file
-    if held.bytes > MOST_BYTES:
-        _refuse(path, f"is said to have {held.bytes} bytes, expected at most {MOST_BYTES}")
-    data = exact_contents(path, held.bytes, held.sha256)
+def read_tensors(folder: Path, ref: FileRef) -> dict[str, Tensor]:
+    """Read the tensors of a file, and check its digest and their names, types and shapes against the bundle's JSON."""
+    path = folder / ref.file
+    if ref.bytes > MOST_BYTES:
+        _refuse(path, f"is said to have {ref.bytes} bytes, expected at most {MOST_BYTES}")
+    data = read_exactly(path, ref.bytes, ref.sha256)
     try:
-        found = load(data)
+        tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
-        raise DataError(f"{path} can not be read as safetensors ({_first(error)}): record it again.") from error
-    told = {array.name: (array.dtype, tuple(array.shape)) for array in held.arrays}
-    _each_once(path, "array", [array.name for array in held.arrays])
-    held_by_file = {name: (NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in found.items()}
-    odd = [name for name in {**told, **held_by_file} if told.get(name) != held_by_file.get(name)]
-    if odd:
-        _refuse(path, f"holds other arrays than the bundle tells, such as {odd[0][:100]!r}")
-    return {name: found[name] for name in told}
+        raise DataError(f"{path} cannot be read as safetensors ({first_problem(error)}): record it again.") from error
+    _check_unique(path, "array", [array.name for array in ref.arrays])
+    expected = {array.name: (array.dtype, tuple(array.shape)) for array in ref.arrays}
+    present = {name: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    wrong = [name for name in {**expected, **present} if expected.get(name) != present.get(name)]
+    if wrong:
+        _refuse(path, f"holds other arrays than the bundle names, such as {wrong[0][:100]!r}")
+    return {name: tensors[name] for name in expected}
 
 
-def files_of(past: RoundFacts) -> Iterator[Held]:
-    """All files of a round."""
-    own = [held for message in past.messages for held in (message.sent, message.received)]
-    yield from (held for held in (past.sent, *own, past.aggregated) if held is not None)
+def files_of(round_: RoundFacts) -> Iterator[FileRef]:
+    """Yield all tensor files of a round."""
+    of_clients = [ref for message in round_.messages for ref in (message.sent, message.received)]
+    yield from (ref for ref in (round_.sent, *of_clients, round_.aggregated) if ref is not None)
 
 
-def _manifest(path: Path) -> Manifest:
-    data = contents(path, most=LONGEST)
-    found = _json(path, data)
-    version = found.get("format") if isinstance(found, dict) else None
+def equal_up_to_rounding(one: Tensor, other: Tensor) -> bool:
+    """Check that two tensors are equal but for the rounding of a sum, and of the types in which both were sent."""
+    if one.shape != other.shape:
+        return False
+    coarsest = max(torch.finfo(t.dtype).eps if t.is_floating_point() else 0.0 for t in (one, other))
+    a, b = one.double().nan_to_num(nan=0.123), other.double().nan_to_num(nan=0.123)
+    size = torch.maximum(a.abs(), b.abs())
+    return bool(((a - b).abs() <= 4 * coarsest * size).all())
+
+
+def _check_is_bundle(place: Path) -> None:
+    """Refuse a folder without a recording, and name a bundle inside it if there is one."""
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return  # the file that cannot be opened is named later
+    if MANIFEST in names or any(name.startswith("round-") for name in names):
+        return
+    nearby = sorted(name for name in names if os.path.isfile(place / name / MANIFEST))
+    hint = f", such as {place / nearby[0]}" if nearby else ""
+    raise DataError(f"{place} holds no bundle: name the folder that was recorded{hint}.")
+
+
+def _check_shapes(bundle: Bundle, round_: RoundFacts) -> None:
+    """Read every file of a round; arrays of the same name must have the same shape in all of them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for ref in files_of(round_):
+        bundle.arrays(ref)
+        for array in ref.arrays:
+            shape = tuple(array.shape)
+            if shapes.setdefault(array.name, shape) != shape:
+                raise DataError(
+                    f"{bundle.folder / ref.file}: {array.name[:100]!r} has shape {shape}, expected "
+                    f"{shapes[array.name]} as in the other files of round {round_.index}: models were mixed; record "
+                    "it again."
+                )
+
+
+def _check_continues(bundle: Bundle, index: int) -> None:
+    """Check that the model after a round is the one that the next round sent, if both were recorded."""
+    round_, following = bundle.rounds.get(index), bundle.rounds.get(index + 1)
+    if round_ is None or round_.aggregated is None or following is None or following.sent is None:
+        return
+    after, sent_next = bundle.arrays(round_.aggregated), bundle.arrays(following.sent)
+    if round_.aggregated.form == "update":
+        if round_.sent is None:
+            return
+        step, before = after, bundle.arrays(round_.sent)
+        after = {name: tensor + step[name] if name in step else tensor for name, tensor in before.items()}
+    wrong = [name for name in {**after, **sent_next} if name not in after or name not in sent_next]
+    wrong += [n for n in after if n in sent_next and not equal_up_to_rounding(after[n], sent_next[n])]
+    if wrong:
+        raise DataError(
+            f"{bundle.folder}: round {index + 1} does not start where round {index} ended, at {wrong[0][:100]!r}: "
+            "rounds were mixed, or before and after swapped; record it again."
+        )
+
+
+def _read_manifest(path: Path) -> Manifest:
+    data = read_at_most(path, most=MOST_JSON_BYTES)
+    content = _parse_json(path, data)
+    version = content.get("format") if isinstance(content, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise DataError(
             f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass recorded it; install that one."
         )
     if version == 1:
         raise DataError(
-            f"{path} is that of a transcript which was saved whole (format 1), not of a recording: make a bundle of it "
-            f"with `fedglass join NEW {path.parent}`, or load it with Transcript.load and audit it in Python."
+            f"{path} is that of a saved transcript (format 1), not of a recording: make a bundle of it with `fedglass "
+            f"join NEW {path.parent}`, or load it with Transcript.load and audit it in Python."
         )
-    if type(version) is not int:  # 2.0 is equal to 2, and no version
+    if type(version) is not int:  # 2.0 is equal to 2, and not a version
         _refuse(path, f"has the format {str(version)[:50]!r}, expected {FORMAT}")
-    manifest = _valid(path, Manifest, found)
+    manifest = _validate(path, Manifest, content)
     if not is_signed(data, manifest.sha256):
         _refuse(path, "was changed after it was recorded (other SHA-256)")
     return manifest
 
 
-def _round(folder: Path, listed: Listed, clients: list[str]) -> RoundFacts:
-    path = folder / listed.file
-    if listed.bytes > LONGEST:
-        _refuse(path, f"is said to have {listed.bytes} bytes, expected at most {LONGEST}")
-    data = exact_contents(path, listed.bytes, listed.sha256)
-    past = _valid(path, RoundFacts, _json(path, data))
-    if past.index != listed.index or not listed.file.startswith(f"round-{past.index:05}-"):
-        _refuse(path, f"is that of round {past.index}, expected round {listed.index}")
-    _each_once(path, "client", [message.client for message in past.messages])
-    for message in past.messages:
-        _check_message(path, past.index, message, clients)
-    for held, name in ((past.sent, "sent"), (past.aggregated, "aggregated")):
-        _check_name(path, held, f"round-{past.index:05}-{name}.safetensors")
-    strangers = [name for told in past.facts.get("kept", {}).values() for name in told if name not in _names(past)]
-    if strangers:
-        _refuse(path, f"says that the rule kept {strangers[0]!r}, which took no part in the round")
-    return past
-
-
-def _names(past: RoundFacts) -> list[str]:
-    return [message.client for message in past.messages]
+def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
+    path = folder / ref.file
+    if ref.bytes > MOST_JSON_BYTES:
+        _refuse(path, f"is said to have {ref.bytes} bytes, expected at most {MOST_JSON_BYTES}")
+    round_ = _validate(path, RoundFacts, _parse_json(path, read_exactly(path, ref.bytes, ref.sha256)))
+    if round_.index != ref.index or not ref.file.startswith(f"round-{round_.index:05}-"):
+        _refuse(path, f"is that of round {round_.index}, expected round {ref.index}")
+    participants = [message.client for message in round_.messages]
+    _check_unique(path, "client", participants)
+    for message in round_.messages:
+        _check_message(path, round_.index, message, clients)
+    for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
+        _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
+    unknown = [name for kept in round_.facts.get("kept", {}).values() for name in kept if name not in participants]
+    if unknown:
+        _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
+    return round_
 
 
 def _check_message(path: Path, index: int, message: MessageFacts, clients: list[str]) -> None:
     if message.client not in clients:
-        _refuse(path, f"tells of {message.client!r}, which is none of the bundle's clients")
+        _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
     position = clients.index(message.client)
-    _check_name(path, message.received, f"round-{index:05}-client-{position:05}.safetensors")
-    _check_name(path, message.sent, f"round-{index:05}-sent-{position:05}.safetensors")
+    _check_file_name(path, message.received, f"round-{index:05}-client-{position:05}.safetensors")
+    _check_file_name(path, message.sent, f"round-{index:05}-sent-{position:05}.safetensors")
     if message.absent is not None and message.received is not None:
         _refuse(path, f"says that {message.client!r} was absent, and has its message")
 
 
-def _check_name(path: Path, held: Held | None, expected: str) -> None:
-    """A file has the name of its round and client: one of another can not take its place."""
-    if held is not None and held.file != expected:
-        _refuse(path, f"names {held.file!r}, expected {expected!r}")
+def _check_file_name(path: Path, ref: FileRef | None, expected: str) -> None:
+    """Check that a file has the name of its round and client: the file of another one cannot replace it."""
+    if ref is not None and ref.file != expected:
+        _refuse(path, f"names {ref.file!r}, expected {expected!r}")
 
 
-def _json(path: Path, data: bytes) -> Any:
+def _parse_json(path: Path, data: bytes) -> Any:
     try:
-        return json.loads(data, parse_constant=_no_constant)
+        return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not the JSON of a bundle ({_first(error)}): copy the bundle again.") from error
+        raise DataError(
+            f"{path} is not the JSON of a bundle ({first_problem(error)}): copy the bundle again."
+        ) from error
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number in JSON")
 
 
-def _valid(path: Path, kind: type[T], found: Any) -> T:
+def _validate(path: Path, kind: type[T], content: Any) -> T:
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(content)
     except (ValidationError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not the JSON of a bundle ({_first(error)}): record it again.") from error
+        raise DataError(f"{path} is not the JSON of a bundle ({first_problem(error)}): record it again.") from error
 
 
-def _each_once(path: Path, what: str, names: list[str]) -> None:
+def _check_unique(path: Path, what: str, names: list[str]) -> None:
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
         _refuse(path, f"names the {what} {twice[:100]!r} twice")
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
-    raise DataError(f"{path} {what}: the bundle is damaged or was put together wrongly; copy it again, or record anew.")
+    raise DataError(
+        f"{path} {what}: the bundle is damaged or was put together wrongly; copy it again, or record it again."
+    )
 
 
-def _first(error: BaseException) -> str:
-    """The first problem in a few words."""
+def first_problem(error: BaseException) -> str:
+    """Return the first problem in a few words."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
     return f"{type(error).__name__}: {error}"[:200]
-
-
-# Opens a bundle: all files are there and are those that were recorded, and each round starts where the last ended.
-
-
-def read_bundle(folder: str | Path) -> Bundle:
-    """The bundle in a folder, every file of it checked."""
-    place = Path(folder)
-    if not place.is_dir():
-        raise DataError(f"{place} is no folder, expected that of a bundle: name the folder that was recorded.")
-    _check_recorded(place)
-    manifest, rounds = read_index(place)
-    bundle = Bundle(place, manifest, dict(sorted(rounds.items())))
-    for past in bundle.rounds.values():
-        _check_round(bundle, past)
-    for index in bundle.rounds:
-        _check_continues(bundle, index)
-    return bundle
-
-
-def _check_recorded(place: Path) -> None:
-    """Refuse a folder that nobody recorded to; the one above it, or beside it, is named easily in its place."""
-    try:
-        names = os.listdir(place)
-    except OSError:
-        return  # said of the file that can not be opened
-    if MANIFEST in names or any(name.startswith("round-") for name in names):
-        return
-    near = sorted(name for name in names if os.path.isfile(place / name / MANIFEST))
-    such = f", such as {place / near[0]}" if near else ""
-    raise DataError(f"{place} holds no bundle: name the folder that was recorded{such}.")
-
-
-def _check_round(bundle: Bundle, past: RoundFacts) -> None:
-    """Every file is read once; what has the same name has the same shape in all of them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for held in files_of(past):
-        tensors_in(bundle.folder, held)
-        for array in held.arrays:
-            shape = tuple(array.shape)
-            if shapes.setdefault(array.name, shape) != shape:
-                raise DataError(
-                    f"{bundle.folder / held.file}: {array.name[:100]!r} has shape {shape}, expected "
-                    f"{shapes[array.name]} as in the rest of round {past.index}: models were mixed; record anew."
-                )
-
-
-def _check_continues(bundle: Bundle, index: int) -> None:
-    """out(t) = in(t + 1), where both were recorded."""
-    past, following = bundle.rounds[index], bundle.rounds.get(index + 1)
-    if past.aggregated is None or following is None or following.sent is None:
-        return
-    after, found = bundle.arrays(past.aggregated), bundle.arrays(following.sent)
-    if past.aggregated.form == "update":
-        if past.sent is None:
-            return
-        after = _added(bundle.arrays(past.sent), after)
-    odd = [name for name in {**after, **found} if name not in after or name not in found]
-    odd += [name for name in after if name in found and not same(after[name], found[name])]
-    if odd:
-        raise DataError(
-            f"{bundle.folder}: round {index + 1} does not start where round {index} ended, at {odd[0][:100]!r}: rounds "
-            "were mixed, or before and after swapped; record anew."
-        )
-
-
-def _added(before: dict[str, Tensor], step: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: b + step[name] if name in step else b for name, b in before.items()}
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Equal but for the rounding of a sum, and of the types in which both were sent."""
-    if one.shape != other.shape:
-        return False
-    coarse = max((_grain(t) for t in (one, other)), default=0.0)
-    a, b = one.double().nan_to_num(nan=0.123), other.double().nan_to_num(nan=0.123)
-    size = torch.maximum(a.abs(), b.abs())
-    return bool(((a - b).abs() <= 4 * coarse * size).all())
-
-
-def _grain(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0

@@ -1,4 +1,8 @@
-"""The manifest of a saved transcript: what is in which file, checked before anything is believed."""
+"""Saved transcripts (format 1): safetensors and one JSON manifest with the digest of every file; no pickle.
+
+`Transcript.save` and `Transcript.load` end here. A recording has format 2 (`fedglass.recordings.reader`); `fedglass
+join` makes a bundle of a saved transcript.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -23,13 +27,15 @@ from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
-from fedglass.federation.truth import BatchLabels, Examples, Truths
 from fedglass.recordings.format import MOST_BYTES
-from fedglass.recordings.truth_files import FACTS as TRUTH_FACTS
-from fedglass.recordings.truth_files import TENSORS as TRUTH
-from fedglass.recordings.truth_files import write_truths
+from fedglass.recordings.reader import first_problem
 
 FORMAT: Literal[1] = 1
+MANIFEST = "manifest.json"
+LONGEST = 64 * 2**20
+"""Bytes of a manifest, and of a file of tensors without the tensors."""
+SEPARATOR = "/"
+"""Separates the part of a round from a tensor's own name."""
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -42,25 +48,25 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Held(_Table):
-    """A file of tensors and what it must be."""
+class SavedFile(_Table):
+    """A file of tensors and its digest."""
 
     file: FileName
     sha256: Sha256
 
 
-class OptimiserFacts(_Table):
+class SavedOptimiser(_Table):
     """An optimiser by name, with its options."""
 
     name: Text
     options: dict[Text, float | bool | list[float]] = {}
 
     @classmethod
-    def of(cls, training: Training) -> OptimiserFacts:
-        kind = next((name for name, made in OPTIMISERS.items() if made is type(training.optimiser)), None)
+    def of(cls, training: Training) -> SavedOptimiser:
+        kind = next((name for name, optimiser in OPTIMISERS.items() if optimiser is type(training.optimiser)), None)
         if kind is None:
             raise UsageError(
-                f"A transcript can not name the optimiser {training.optimiser!r}, expected one of "
+                f"A transcript cannot name the optimiser {training.optimiser!r}, expected one of "
                 f"{', '.join(OPTIMISERS)}: save it without the clients' training."
             )
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(training.optimiser).items()}
@@ -73,35 +79,35 @@ class OptimiserFacts(_Table):
         return OPTIMISERS[self.name](**plain)
 
 
-class TrainingFacts(_Table):
-    """A client's training as it was declared."""
+class SavedTraining(_Table):
+    """The declared training of a client."""
 
     lr: float
     epochs: Count
     batch_size: Count | None
     batch_norm: Literal["frozen", "batch"]
-    optimiser: OptimiserFacts
+    optimiser: SavedOptimiser
     shuffle: bool
     steps: Count | None
     clip: float | None
     label_smoothing: float
 
     @classmethod
-    def of(cls, training: Training) -> TrainingFacts:
-        told = {"batch_norm": training.batch_norm.value, "optimiser": OptimiserFacts.of(training)}
-        return cls.model_validate({**vars(training), **told})
+    def of(cls, training: Training) -> SavedTraining:
+        changed = {"batch_norm": training.batch_norm.value, "optimiser": SavedOptimiser.of(training)}
+        return cls.model_validate({**vars(training), **changed})
 
     def value(self) -> Training:
-        told = {"batch_norm": BatchNorm(self.batch_norm), "optimiser": self.optimiser.value()}
-        return Training(**{**dict(self), **told})
+        changed = {"batch_norm": BatchNorm(self.batch_norm), "optimiser": self.optimiser.value()}
+        return Training(**{**dict(self), **changed})
 
 
-class ParticipantFacts(_Table):
+class SavedParticipant(_Table):
     """A participant of a round."""
 
     name: Text
     examples: Count
-    training: TrainingFacts | None
+    training: SavedTraining | None
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     steps: Count | None
     weight: Count | None = None
@@ -110,27 +116,28 @@ class ParticipantFacts(_Table):
     untrained: Names = []
 
     @classmethod
-    def of(cls, known: Participant) -> ParticipantFacts:
-        training = None if known.training is None else TrainingFacts.of(known.training)
-        return cls.model_validate({**vars(known), "training": training, "untrained": list(known.untrained)})
+    def of(cls, participant: Participant) -> SavedParticipant:
+        training = None if participant.training is None else SavedTraining.of(participant.training)
+        untrained = list(participant.untrained)
+        return cls.model_validate({**vars(participant), "training": training, "untrained": untrained})
 
     def value(self) -> Participant:
         training = None if self.training is None else self.training.value()
         return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
 
 
-class RoundFacts(_Table):
-    """A round: its own file, and one of each message."""
+class SavedRound(_Table):
+    """A round: one file of its models, and one file of each message."""
 
     index: Annotated[int, Field(ge=0)]
-    models: Held
-    participants: Annotated[list[ParticipantFacts], Field(min_length=1, max_length=100_000)]
-    messages: dict[Text, Held]
+    models: SavedFile
+    participants: Annotated[list[SavedParticipant], Field(min_length=1, max_length=100_000)]
+    messages: dict[Text, SavedFile]
     kept: Names
 
 
-class TermsFacts(_Table):
-    """What everybody in the federation knows."""
+class SavedTerms(_Table):
+    """The public facts of a federation."""
 
     shape: tuple[Count, Count, Count]
     classes: Annotated[int, Field(ge=2)]
@@ -143,7 +150,7 @@ class TermsFacts(_Table):
     behaviours: Names
 
     @classmethod
-    def of(cls, terms: Terms) -> TermsFacts:
+    def of(cls, terms: Terms) -> SavedTerms:
         facts = asdict(terms)
         whitening = facts.pop("whitening")
         return cls.model_validate({**facts, "mean": list(whitening["mean"]), "std": list(whitening["std"])})
@@ -156,174 +163,101 @@ class TermsFacts(_Table):
             tuple(self.clients),
             self.rule,
             None if self.class_names is None else tuple(self.class_names),
-            None if self.defences is None else {name: tuple(words) for name, words in self.defences.items()},
+            None if self.defences is None else {name: tuple(texts) for name, texts in self.defences.items()},
             tuple(self.behaviours),
         )
 
 
-class Manifest(_Table):
+class SavedManifest(_Table):
     """`manifest.json`."""
 
     format: Literal[1] = FORMAT
     fedglass: Text
     origin: Text
-    terms: TermsFacts
-    rounds: Annotated[list[RoundFacts], Field(min_length=1, max_length=100_000)]
-
-
-def facts_of(index: int, past: Round, models: Held, messages: dict[str, Held]) -> RoundFacts:
-    """One round of a manifest."""
-    people = [ParticipantFacts.of(p) for p in past.participants]
-    return RoundFacts(index=index, models=models, participants=people, messages=messages, kept=list(past.accepted))
-
-
-# Transcripts and truths on disk: safetensors and JSON, no pickle, every file with its hash in the manifest.
-
-
-MANIFEST = "manifest.json"
-LONGEST = 64 * 2**20
-"""Bytes of a manifest, and of what a file of tensors holds beside these."""
-SEPARATOR = "/"
-"""Between the part of a round and a tensor's own name."""
+    terms: SavedTerms
+    rounds: Annotated[list[SavedRound], Field(min_length=1, max_length=100_000)]
 
 
 def save_transcript(transcript: Transcript, directory: Path) -> None:
     """Write one file for each round and message, and last the manifest: a crash leaves no half of a transcript."""
     make_folder(directory)
     rounds = []
-    for index, past in sorted(transcript.rounds.items()):
-        _check_storable(past, index)
-        parts = {"before": past.before, "buffers": past.buffers, "step": past.step, "after": past.buffers_after}
-        models = _store(directory, f"round-{index:05}.safetensors", parts)
-        messages = {
-            m.client: _store(
-                directory, f"round-{index:05}-{i:05}.safetensors", {"update": m.update, "buffers": m.buffers}
-            )
-            for i, m in enumerate(past.messages)
-        }
-        rounds.append(facts_of(index, past, models, messages))
-    terms = TermsFacts.of(transcript.terms)
-    manifest = Manifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
+    for index, round_ in sorted(transcript.rounds.items()):
+        _check_storable(round_, index)
+        parts = {"before": round_.before, "buffers": round_.buffers, "step": round_.step, "after": round_.buffers_after}
+        models = _write_parts(directory, f"round-{index:05}.safetensors", parts)
+        messages = {}
+        for i, message in enumerate(round_.messages):
+            parts = {"update": message.update, "buffers": message.buffers}
+            messages[message.client] = _write_parts(directory, f"round-{index:05}-{i:05}.safetensors", parts)
+        participants = [SavedParticipant.of(participant) for participant in round_.participants]
+        accepted = list(round_.accepted)
+        rounds.append(
+            SavedRound(index=index, models=models, participants=participants, messages=messages, kept=accepted)
+        )
+    terms = SavedTerms.of(transcript.terms)
+    manifest = SavedManifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
     write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
 
 
-def _check_storable(past: Round, index: int) -> None:
-    others = past.clients_with_own_model([message.client for message in past.messages])
-    if others:
+def _check_storable(round_: Round, index: int) -> None:
+    personalised = round_.clients_with_own_model([message.client for message in round_.messages])
+    if personalised:
         raise UsageError(
-            f"A saved transcript has one model for each round, and {others[0]!r} was sent one of its own in round "
-            f"{index}: keep the bundle that it was read from."
+            f"A saved transcript has one model for each round, and {personalised[0]!r} was sent one of its own in "
+            f"round {index}: keep the bundle that it was read from."
         )
 
 
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
-    """The transcript of a directory; `model` is the architecture, which no file can bring along."""
-    manifest = saved_manifest(directory)
-    rounds = {facts.index: _round(directory, facts, model) for facts in manifest.rounds}
+    """Read the transcript of a directory; `model` is the architecture, which no file contains."""
+    manifest = read_saved_manifest(directory)
+    rounds = {saved.index: _read_round(directory, saved, model) for saved in manifest.rounds}
     _check_order(directory, rounds)
     return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
 
 
-def saved_manifest(directory: Path) -> Manifest:
-    """What a directory is said to hold."""
-    manifest = _manifest(directory / MANIFEST)
-    _check_names(directory / MANIFEST, manifest)
-    for facts in manifest.rounds:
-        _check_people(directory / MANIFEST, facts)
-    return manifest
-
-
-def _check_people(path: Path, facts: RoundFacts) -> None:
-    present = [p.name for p in facts.participants]
-    strangers = [name for name in (*facts.messages, *facts.kept) if name not in present]
-    if strangers or len(set(present)) != len(present):
-        raise DataError(
-            f"{path}: round {facts.index} names {strangers[:1] or 'a participant twice'}, expected messages of its "
-            "participants, each once: save the transcript again."
-        )
-
-
-def saved_parts(directory: Path, held: Held, *needed: str) -> dict[str, dict[str, Tensor]]:
-    """The parts of a file as it has them, whatever the model; those that are needed must be there."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in _tensors(directory, held).items():
-        part, _, name = key.partition(SEPARATOR)
-        found.setdefault(part, {})[name] = tensor
-    lacking = [part for part in needed if part not in found]
-    if lacking:
-        raise DataError(f"{directory / held.file} holds no {lacking[0]!r}: save the transcript again.")
-    return found
-
-
-def save_truths(truths: Truths, directory: Path) -> None:
-    """Write the private side, for the eyes of its owner alone."""
-    make_folder(directory)
-    examples = {name: (own.images, own.labels) for name, own in truths.examples.items()}
-    write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
-
-
-def load_truths(directory: Path) -> Truths:
-    """What `save_truths` wrote."""
-    path = directory / TRUTH_FACTS
-    try:
-        facts = json.loads(_read(path, LONGEST))
-        clients, told = [str(name) for name in facts["clients"]], facts["batch_labels"]
-        tensors = _tensors(directory, Held(file=TRUTH, sha256=facts["sha256"]))
-        examples = {
-            name: Examples(tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"])
-            for i, name in enumerate(clients)
-        }
-        batch_labels = {(int(entry["round"]), str(entry["client"])): _labels(entry["batches"]) for entry in told}
-        rows = {(int(e["round"]), str(e["client"])): tuple(map(int, e["rows"])) for e in facts.get("taken", [])}
-        order = {(int(e["round"]), str(e["client"])): _labels(e["batches"]) for e in facts.get("order", [])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is not a sidecar of truths ({_first(error)}): save the truths again.") from error
-    for (_, client), taken in rows.items():
-        count = len(examples[client].labels) if client in examples else 0
-        if not taken or not all(0 <= row < count for row in taken):
-            raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
-    for (turn, client), batches in order.items():
-        count = len(examples[client].labels) if client in examples else 0
-        may = set(rows.get((turn, client), range(count)))
-        if not batches or not all(batch and may.issuperset(batch) for batch in batches):
-            raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
-    return Truths(examples, batch_labels, rows, order)
-
-
-def _labels(batches: list[list[int]]) -> BatchLabels:
-    return tuple(tuple(int(label) for label in batch) for batch in batches)
-
-
-def _manifest(path: Path) -> Manifest:
-    text = _read(path, LONGEST)
-    try:
-        found = json.loads(text)
-        newer = isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT
-        if newer:
-            raise DataError(
-                f"{path} has format {found['format']}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
-            )
-        return Manifest.model_validate(found)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not the manifest of a transcript ({_first(error)}): it is damaged or of another kind; save the "
-            "transcript again."
-        ) from error
-
-
-def _check_names(path: Path, manifest: Manifest) -> None:
-    """Every round and every client comes once."""
-    rounds, clients = [str(facts.index) for facts in manifest.rounds], manifest.terms.clients
+def read_saved_manifest(directory: Path) -> SavedManifest:
+    """Read the manifest of a saved transcript, and check that every round, client and participant comes once."""
+    path = directory / MANIFEST
+    manifest = _parse_manifest(path)
+    rounds, clients = [str(saved.index) for saved in manifest.rounds], manifest.terms.clients
     twice = next((name for names in (rounds, clients) for name, n in Counter(names).items() if n > 1), None)
     if twice is not None:
         raise DataError(
             f"{path} names {twice!r} twice, expected each round and each client once: save the transcript again."
         )
+    for saved in manifest.rounds:
+        names = [participant.name for participant in saved.participants]
+        unknown = [name for name in (*saved.messages, *saved.kept) if name not in names]
+        if unknown or len(set(names)) != len(names):
+            raise DataError(
+                f"{path}: round {saved.index} names {unknown[:1] or 'a participant twice'}, expected messages of its "
+                "participants, each once: save the transcript again."
+            )
+    return manifest
 
 
-def _terms(path: Path, facts: TermsFacts) -> Terms:
+def _parse_manifest(path: Path) -> SavedManifest:
+    text = read_saved_bytes(path, LONGEST)
     try:
-        terms = facts.value()
+        content = json.loads(text)
+        version = content.get("format") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise DataError(
+                f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
+            )
+        return SavedManifest.model_validate(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not the manifest of a transcript ({first_problem(error)}): it is damaged or of another kind; "
+            "save the transcript again."
+        ) from error
+
+
+def _terms(path: Path, saved: SavedTerms) -> Terms:
+    try:
+        terms = saved.value()
     except FedglassError as error:
         raise DataError(f"{path}: {error}") from error
     if len(terms.whitening.mean) not in (1, terms.shape[0]):
@@ -334,18 +268,18 @@ def _terms(path: Path, facts: TermsFacts) -> Terms:
     return terms
 
 
-def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
+def _read_round(directory: Path, saved: SavedRound, model: nn.Module) -> Round:
     weights, buffers = weights_of(model), buffers_of(model)
     like = {"before": weights, "buffers": buffers, "step": weights, "after": buffers}
-    models = _parts(directory, facts.models, like, optional="after")
+    models = _read_parts(directory, saved.models, like, optional="after")
     messages = []
-    for client, held in facts.messages.items():
-        parts = _parts(directory, held, {"update": weights, "buffers": buffers}, optional="buffers")
+    for client, file in saved.messages.items():
+        parts = _read_parts(directory, file, {"update": weights, "buffers": buffers}, optional="buffers")
         messages.append(Message(client, parts["update"], parts["buffers"]))
     try:
-        participants = tuple(p.value() for p in facts.participants)
+        participants = tuple(participant.value() for participant in saved.participants)
     except (FedglassError, ValueError, TypeError) as error:
-        raise DataError(f"{directory / MANIFEST}: round {facts.index}: {error}") from error
+        raise DataError(f"{directory / MANIFEST}: round {saved.index}: {error}") from error
     return Round(
         models["before"],
         models["buffers"],
@@ -353,31 +287,31 @@ def _round(directory: Path, facts: RoundFacts, model: nn.Module) -> Round:
         tuple(messages),
         models["step"],
         models["after"],
-        tuple(facts.kept),
+        tuple(saved.kept),
     )
 
 
 def _check_order(directory: Path, rounds: Mapping[int, Round]) -> None:
-    """A round starts where the one before it ended, but for the rounding of a step that was taken from two models."""
-    for index, past in rounds.items():
+    """Check that a round starts where the one before it ended, but for the rounding of a difference of two models."""
+    for index, round_ in rounds.items():
         following = rounds.get(index + 1)
-        if following is not None and not all(_continues(past, following, name) for name in past.before):
+        if following is not None and not all(_continues(round_, following, name) for name in round_.before):
             raise DataError(
                 f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
                 "rounds or federations were mixed; save the transcript again."
             )
 
 
-def _continues(past: Round, following: Round, name: str) -> bool:
-    before, step = past.before[name], past.step[name]
-    after, found = (tensor.nan_to_num() for tensor in (before + step, following.before[name]))
-    if torch.equal(after, found):
+def _continues(round_: Round, following: Round, name: str) -> bool:
+    before, step = round_.before[name], round_.step[name]
+    after, sent_next = (tensor.nan_to_num() for tensor in (before + step, following.before[name]))
+    if torch.equal(after, sent_next):
         return True
     size = torch.maximum(before.abs(), after.abs())
-    return bool(((after - found).abs() <= 2 * torch.finfo(after.dtype).eps * size).all())
+    return bool(((after - sent_next).abs() <= 2 * torch.finfo(after.dtype).eps * size).all())
 
 
-def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
+def _write_parts(directory: Path, name: str, parts: Mapping[str, Params]) -> SavedFile:
     tensors = {
         f"{part}{SEPARATOR}{key}": tensor.detach().cpu().contiguous().clone()
         for part, params in parts.items()
@@ -385,57 +319,58 @@ def _store(directory: Path, name: str, parts: Mapping[str, Params]) -> Held:
     }
     data = save(tensors)
     write_atomic(directory / name, data)
-    return Held(file=name, sha256=_sha256(data))
+    return SavedFile(file=name, sha256=hashlib.sha256(data).hexdigest())
 
 
-def _parts(directory: Path, held: Held, like: Mapping[str, Params], *, optional: str) -> dict[str, dict[str, Tensor]]:
-    """The named parts of a file, of just the names, shapes and types that the model has; one may be left out."""
+def read_saved_parts(directory: Path, file: SavedFile, *needed: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a file by part and name, whatever the model is; check that the needed parts are there."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in read_saved_tensors(directory, file).items():
+        part, _, name = key.partition(SEPARATOR)
+        parts.setdefault(part, {})[name] = tensor
+    missing = [part for part in needed if part not in parts]
+    if missing:
+        raise DataError(f"{directory / file.file} holds no {missing[0]!r}: save the transcript again.")
+    return parts
+
+
+def _read_parts(
+    directory: Path, file: SavedFile, like: Mapping[str, Params], *, optional: str
+) -> dict[str, dict[str, Tensor]]:
+    """Return the parts of a file, with exactly the names, shapes and types of the model; one part may be left out."""
     most = LONGEST + sum(t.numel() * t.element_size() for params in like.values() for t in params.values())
-    tensors = _tensors(directory, held, most)
+    tensors = read_saved_tensors(directory, file, most)
     if not any(name.startswith(f"{optional}{SEPARATOR}") for name in tensors):
         like = {**like, optional: {}}
-    wanted = {f"{part}{SEPARATOR}{key}": (part, key) for part, params in like.items() for key in params}
-    odd = sorted(set(wanted) ^ set(tensors))
-    for name, (part, key) in wanted.items():
-        model = like[part][key]
-        if name in tensors and (tensors[name].shape != model.shape or tensors[name].dtype != model.dtype):
-            odd.append(name)
-    if odd:
+    expected = {f"{part}{SEPARATOR}{key}": tensor for part, params in like.items() for key, tensor in params.items()}
+    wrong = sorted(set(expected) ^ set(tensors))
+    for name in expected:
+        tensor, of_model = tensors.get(name), expected[name]
+        if tensor is not None and (tensor.shape != of_model.shape or tensor.dtype != of_model.dtype):
+            wrong.append(name)
+    if wrong:
         raise DataError(
-            f"{directory / held.file} does not fit the model at {odd[0]!r} ({len(odd)} such): load the transcript with "
-            "the architecture that it was recorded from."
+            f"{directory / file.file} does not fit the model at {wrong[0]!r} ({len(wrong)} such): load the transcript "
+            "with the architecture that it was recorded from."
         )
-    found: dict[str, dict[str, Tensor]] = {part: {} for part in like}
-    for name, (part, key) in wanted.items():
-        found[part][key] = tensors[name]
-    return found
+    return {part: {key: tensors[f"{part}{SEPARATOR}{key}"] for key in params} for part, params in like.items()}
 
 
-def _tensors(directory: Path, held: Held, most: int = MOST_BYTES) -> dict[str, Tensor]:
-    path = directory / held.file
-    data = _read(path, most)
-    if _sha256(data) != held.sha256:
+def read_saved_tensors(directory: Path, file: SavedFile, most: int = MOST_BYTES) -> dict[str, Tensor]:
+    """Read the tensors of a file and check its digest."""
+    path = directory / file.file
+    data = read_saved_bytes(path, most)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataError(f"{path} is not the file that the manifest names (other SHA-256): restore it or save again.")
     try:
         return load(data)
     except SafetensorError as error:
-        raise DataError(f"{path} can not be read as safetensors ({error}): save the transcript again.") from error
+        raise DataError(f"{path} cannot be read as safetensors ({error}): save the transcript again.") from error
 
 
-def _read(path: Path, most: int) -> bytes:
+def read_saved_bytes(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes."""
     try:
         return read_file(path, most)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}; name the directory of a saved transcript.") from error
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _first(error: BaseException) -> str:
-    """The first problem in a few words."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {error}"[:200]

@@ -1,312 +1,268 @@
-"""How a recorded client trained, from the facts that a bundle tells and those that its messages tell by themselves."""
+"""From a bundle to a transcript: the recorded messages under the names and in the types of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from fedglass.core.errors import DataError, FedglassError, UpdateError
-from fedglass.core.optimisers import OPTIMISERS, Optimiser
-from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
-from fedglass.core.types import BatchNorm, Training
+from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.registry import BUILT_IN, origin_of
+from fedglass.core.tensors import COUNTER, Params, add, buffers_of, subtract, weights_of
+from fedglass.core.types import Whitening
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
+from fedglass.federation.truth import Examples, Truths
+from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.format import FactSheet, Held, MessageFacts, RoundFacts, best, sheet
-from fedglass.recordings.observed import MEANS, State, change, facts_with_measured
+from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
+from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle
+from fedglass.recordings.training_facts import participant_of
 
-PLAIN_OPTIONS = {
-    "amsgrad": (False,),
-    "maximize": (False,),
-    "foreach": (None, False, True),
-    "fused": (None, False, True),
-    "capturable": (False, True),
-    "differentiable": (False, True),
-    "decoupled_weight_decay": (False, True),
-}
-"""Of torch's optimisers: options that do not change the rule at these values."""
-
-CROSS_ENTROPY = "cross_entropy"
-"""The mean of it over a batch is what fedglass's own training minimises."""
-
-
-def participant_of(
-    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Names | None = None
-) -> Participant:
-    """A client with all that is known of its training; `counts` are those that the owners of the data tell."""
-    moved = change(bundle, client, index)
-    if moved is not None and names is not None:
-        moved = names.applied(moved)
-    told = facts_with_measured(bundle, client, index, moved)
-    examples, counted = _examples(told, counts.get(client))
-    normalises = any(name.endswith(MEAN) for name in moved or {}) or best(told, "batch_norm") is not None
-    training = training_of(told, examples if counted else None, normalises)
-    weight = best(told, "weight")
-    whole = weight is not None and float(weight).is_integer()
-    return Participant(
-        client,
-        examples,
-        training,
-        best(told, "lr") if training is None and _optimiser(told) == OPTIMISERS["sgd"]() else None,
-        (best(told, "steps") or None) if training is None else None,
-        int(weight) if whole and int(weight) != examples else None,
-        counted=counted,
-        untrained=tuple(_untrained(told, moved or {}, names)),
-    )
-
-
-def _untrained(told: FactSheet, moved: State, names: Names | None) -> Iterator[str]:
-    """What is told not to be trained, and has not moved either."""
-    for said in best(told, "untrained", []):
-        name = said if names is None else names.model.get(said, said)
-        if name in moved and not bool(moved[name].any()):
-            yield name
-
-
-def _examples(told: FactSheet, owned: int | None) -> tuple[int, bool]:
-    """How many there are, as the federation or their owner says or the batches tell; or the least there can be."""
-    said = best(told, "examples")
-    if isinstance(said, int):
-        return said, True
-    if owned is not None:
-        return owned, True
-    sizes, epochs = best(told, "batch_sizes"), best(told, "epochs")
-    if sizes is not None and (len(sizes) == 1 or (epochs is not None and sum(sizes) % epochs == 0)):
-        return sum(sizes) // (epochs or 1) or 1, True
-    return (said[0] if isinstance(said, list) else 1), False
-
-
-def training_of(told: FactSheet, examples: int | None, normalises: bool) -> Training | None:
-    """The training that the facts describe; None where they do not, or where fedglass has no such training."""
-    lr, optimiser = best(told, "lr"), _optimiser(told)
-    if lr is None or optimiser is None or best(told, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
-        return None
-    batch = _batch_size(told, examples)
-    epochs, steps = best(told, "epochs"), best(told, "steps") or None
-    if batch is not None and examples is not None and batch >= examples:
-        batch = None
-    elif batch is None:
-        return None  # nobody tells, or the sizes are none that an epoch has
-    if steps is not None and examples is not None:
-        each = 1 if batch is None else -(-examples // batch)
-        epochs, steps = (steps // each, None) if steps % each == 0 else (1, steps)
-    elif steps is not None:
-        epochs = 1
-    if epochs is None:
-        return None
-    try:
-        return Training(
-            lr,
-            epochs if steps is None else 1,
-            batch,
-            _batch_norm(told, normalises),
-            optimiser,
-            best(told, "shuffle", True),
-            steps,
-            best(told, "clip"),
-            best(told, "label_smoothing", 0.0),
-        )
-    except FedglassError:
-        return None
-
-
-def _batch_size(told: FactSheet, examples: int | None) -> int | None:
-    """The one size of all batches, but for the last of an epoch, which has what is left of the examples."""
-    sizes: Sequence[int] | None = best(told, "batch_sizes")
-    if sizes is None:
-        size: int | None = best(told, "batch_size")
-        return size
-    largest = max(sizes)
-    if examples is None:
-        return largest
-    each = -(-examples // largest)
-    return largest if all(size == min(largest, examples - i % each * largest) for i, size in enumerate(sizes)) else None
-
-
-def _batch_norm(told: FactSheet, normalises: bool) -> BatchNorm:
-    """A network that has such layers trains them by the batch, unless somebody says otherwise."""
-    said = best(told, "batch_norm")
-    return BatchNorm.FROZEN if not normalises or said in ("frozen", "none") else BatchNorm.BATCH
-
-
-def _optimiser(told: FactSheet) -> Optimiser | None:
-    """The optimiser with its options; None where it is another, or has options that change the rule."""
-    name = str(best(told, "optimiser", "")).lower()
-    if name not in OPTIMISERS:
-        return None
-    made, options = OPTIMISERS[name], dict(best(told, "options", {}))
-    options.pop("lr", None)
-    for option, plain in PLAIN_OPTIONS.items():
-        if option in options and options.pop(option) not in plain:
-            return None
-    try:
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-        found: Optimiser = made(**values)
-    except (FedglassError, TypeError):
-        return None
-    return found
-
-
-# From a bundle to a transcript: what was recorded, under the names and in the types of the model.
-
-
-SOMEBODY = "all clients"
-"""Who is behind an aggregate of which nobody has said whose it is."""
+UNKNOWN_CLIENTS = "all clients"
+"""Placeholder client of an aggregate with unknown contributors."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """A bundle beside the model that it was recorded from."""
+class ModelSpec:
+    """Facts that are needed to build the model of a bundle and to feed it images."""
+
+    model: str
+    shape: tuple[int, int, int]
+    classes: int
+    whitening: Whitening
+
+    def build(self) -> nn.Module:
+        return build(self.model, shape=self.shape, classes=self.classes)
+
+
+def model_spec(
+    bundle: Bundle,
+    truths: Truths | None,
+    *,
+    model: str | None = None,
+    shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    whitening: Whitening | None = None,
+) -> ModelSpec:
+    """Return what the user gives or else the bundle; what neither has is asked for by its key in a plan."""
+    facts = bundle.facts
+    owner = next(iter(truths.examples.values()), None) if truths is not None else None
+    shape = shape or preferred(facts, "shape") or (None if owner is None else list(owner.images.shape[1:]))
+    recorded = preferred(facts, "whitening")
+    if whitening is None and recorded is not None:
+        whitening = Whitening(tuple(recorded["mean"]), tuple(recorded["std"]))
+    classes = classes or preferred(facts, "classes")
+    if shape is None or classes is None or whitening is None:
+        values = {"shape": shape, "classes": classes, "whitening": whitening}
+        missing = [key for key, value in values.items() if value is None]
+        raise UsageError(("shape" in missing and input_problem(bundle)) or _ask_for(bundle, missing))
+    channels, height, width = shape
+    if len(whitening.mean) not in (1, channels):
+        raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
+    for client, examples in ({} if truths is None else truths.examples).items():
+        _check_truth(bundle, client, examples, (channels, height, width), classes)
+    return ModelSpec(_model_name(bundle, model), (channels, height, width), classes, whitening)
+
+
+def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[int, int, int], classes: int) -> None:
+    if tuple(examples.images.shape[1:]) != shape:
+        raise DataError(
+            f"recording.truth has images of shape {tuple(examples.images.shape[1:])} of {client!r}, expected {shape} "
+            f"as {bundle.folder} says: correct one of them."
+        )
+    labels = examples.labels
+    if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise DataError(
+            f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "
+            "first): correct one of them."
+        )
+
+
+def input_problem(bundle: Bundle) -> str:
+    """Return what to tell a user if the network's inputs were not images; empty if nothing says so."""
+    shape = preferred(bundle.facts, INPUTS)
+    if not isinstance(shape, list) or preferred(bundle.facts, "shape") is not None:
+        return ""
+    return (
+        f"{bundle.folder} was recorded from a network with inputs of shape {str(tuple(shape))[:300]}, and fedglass "
+        "attacks images (channels, height, width) only: it cannot tell what these messages reveal."
+    )
+
+
+def _ask_for(bundle: Bundle, missing: Sequence[str]) -> str:
+    """Return where missing facts can come from: a server does not know how its clients normalise their images."""
+    from_clients = bundle.manifest.writer == "server" and "shape" in missing
+    return (
+        f"{bundle.folder} does not have its {', '.join(missing)}, expected in the bundle or the plan: "
+        + ("add the clients' own recordings with `fedglass join`, or " if from_clients else "")
+        + f"add {', '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
+        f"{bundle.folder}` writes."
+    )
+
+
+def _model_name(bundle: Bundle, model: str | None) -> str:
+    """Return the model that the user names, or a built-in one that the bundle names: no data file may run code."""
+    if model is not None:
+        return model
+    recorded = preferred(bundle.facts, "model")
+    if recorded is None:
+        raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
+    if origin_of("models", recorded) != BUILT_IN:
+        raise UsageError(
+            f"{bundle.folder} names the model {recorded!r}, which is code that is not part of fedglass: if you trust "
+            f"it, say so with --model {recorded}, and --code DIR for its folder, or recording.model."
+        )
+    return str(recorded)
+
+
+@dataclass(frozen=True, eq=False)
+class TranscriptReader:
+    """Reader of a bundle's rounds for the model that the federation trained."""
 
     bundle: Bundle
     model: nn.Module
     counts: Mapping[str, int]
-    """How many examples each client has, where their owners tell."""
-    rest: Params = field(default_factory=dict)
-    """Weights that never travel, such as those of a pretrained network of which a part is trained."""
+    """How many examples each client has, if the owners of the data say so."""
+    unsent: Params = field(default_factory=dict)
+    """Weights that clients never send, such as those of a pretrained network of which only a part is trained."""
 
     def round(self, index: int, clients: Collection[str] | None = None) -> Round:
-        """One round; of the messages, those of these clients."""
-        past = self.bundle.rounds[index]
-        present = [message for message in past.messages if message.absent is None]
-        begun = past.sent or next((message.sent for message in present if message.sent is not None), None)
-        if begun is None:
+        """Return one round, with the messages of these clients."""
+        facts = self.bundle.rounds[index]
+        present = [message for message in facts.messages if message.absent is None]
+        sent = facts.sent or next((message.sent for message in present if message.sent is not None), None)
+        if sent is None:
             raise DataError(
                 f"{self.bundle.folder}: round {index} was recorded without the model that was sent: choose another."
             )
-        # Where every client was sent its own, the first stands for the round's, to which nothing adds then.
-        common = self._start(begun)
+        # If every client was sent its own model, the first one stands for the round's, and no aggregate adds to it.
+        start = self._start(sent)
         messages = [
-            self._message(message, common, begun)
+            self._message(message, start, sent)
             for message in present
             if message.received is not None and (clients is None or message.client in clients)
         ]
-        step, buffers_after, kept = self._aggregate(past, common)
-        people = tuple(self._participant(message, index) for message in present)
+        step, buffers_after, kept = self._aggregate(facts, start)
+        participants = tuple(self._participant(message, index) for message in present)
         return Round(
-            common.before,
-            common.buffers,
-            people or (Participant(SOMEBODY, 1, counted=False),),
+            start.before,
+            start.buffers,
+            participants or (Participant(UNKNOWN_CLIENTS, 1, counted=False),),
             tuple(messages),
             step,
             buffers_after,
-            kept if people else (SOMEBODY,),
+            kept if participants else (UNKNOWN_CLIENTS,),
         )
 
     def _participant(self, message: MessageFacts, index: int) -> Participant:
-        """What did not come back is not trained as far as anybody can see."""
+        """Return a client; parameters that it did not send back count as not trained."""
         names = None if message.received is None else self._names(message.received)
-        found = participant_of(self.bundle, message.client, index, self.counts, names)
-        lacking = () if names is None else names.lacking(self.model)
-        known = dict(self.model.named_parameters())  # a model's own buffers are trained by nobody
-        untrained = dict.fromkeys((*(name for name in found.untrained if name in known), *lacking))
-        return replace(found, untrained=tuple(untrained))
+        participant = participant_of(self.bundle, message.client, index, self.counts, names)
+        parameters = dict(self.model.named_parameters())  # buffers of a model are never trained
+        untrained = [name for name in participant.untrained if name in parameters]
+        missing = () if names is None else names.lacking(self.model)
+        return replace(participant, untrained=tuple(dict.fromkeys((*untrained, *missing))))
 
-    def _names(self, held: Held) -> Names:
-        sent = [(array.name, tuple(array.shape)) for array in held.arrays]
-        return names_of(sent, self.model, str(self.bundle.folder / held.file))
+    def _names(self, ref: FileRef) -> Names:
+        arrays = [(array.name, tuple(array.shape)) for array in ref.arrays]
+        return names_of(arrays, self.model, str(self.bundle.folder / ref.file))
 
-    def _state(self, held: Held, rest: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers in the model's own types; `rest` are those that need not have travelled."""
-        found = {**rest, **self._names(held).applied(self.bundle.arrays(held))}
-        where, weights, buffers = self.bundle.folder / held.file, weights_of(self.model), buffers_of(self.model)
-        missing = [name for name in weights if name not in found]
+    def _state(self, ref: FileRef, defaults: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return parameters and buffers in the model's own types; `defaults` are those that need not be in the file."""
+        state = {**defaults, **self._names(ref).applied(self.bundle.arrays(ref))}
+        path, weights, buffers = self.bundle.folder / ref.file, weights_of(self.model), buffers_of(self.model)
+        missing = [name for name in weights if name not in state]
         if missing:
             raise UpdateError(
-                f"{where} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): name the model that "
-                "was trained, record its whole state or, where a part of it is never sent, name a file that has it "
-                "with --weights or recording.weights."
+                f"{path} lacks the model's parameter {missing[0]!r} ({len(missing)} in all): name the model that was "
+                "trained, record its whole state or, if clients never send a part of it, name a file that has it with "
+                "--weights or recording.weights."
             )
-        for name, tensor in found.items():
+        for name, tensor in state.items():
             if name.endswith(COUNTER):
                 continue
             if name in weights and not tensor.is_floating_point():
-                raise UpdateError(f"{where}: {name!r} must hold floats, got {tensor.dtype}: record the weights.")
+                raise UpdateError(f"{path}: {name!r} must hold floats, got {tensor.dtype}: record the weights.")
             if not bool(torch.isfinite(tensor.double()).all()):
                 raise UpdateError(
-                    f"{where}: {name!r} holds NaN or infinity: the training diverged; choose another round or client."
+                    f"{path}: {name!r} holds NaN or infinity: the training diverged; choose another round or client."
                 )
         return (
-            {name: found[name].to(like.dtype) for name, like in weights.items()},
-            {name: found[name].to(like.dtype) for name, like in buffers.items() if name in found},
+            {name: state[name].to(like.dtype) for name, like in weights.items()},
+            {name: state[name].to(like.dtype) for name, like in buffers.items() if name in state},
         )
 
-    def _start(self, held: Held) -> SentModel:
-        before, buffers = self._state(held, self.rest)
-        self._check_buffers(buffers, held)
+    def _start(self, ref: FileRef) -> SentModel:
+        before, buffers = self._state(ref, self.unsent)
+        stored = self.model.state_dict()
+        needed = [name for name, b in buffers_of(self.model).items() if b.is_floating_point() and name in stored]
+        missing = [name for name in needed if name not in buffers]
+        if missing:
+            raise UpdateError(
+                f"{self.bundle.folder / ref.file} lacks running statistics of the model such as {missing[0]!r}: record "
+                "the model's whole state_dict."
+            )
         return SentModel(before, buffers)
 
-    def _check_buffers(self, buffers: Params, held: Held) -> None:
-        needed = [
-            n for n, b in buffers_of(self.model).items() if b.is_floating_point() and n in self.model.state_dict()
-        ]
-        lacking = [name for name in needed if name not in buffers]
-        if lacking:
-            raise UpdateError(
-                f"{self.bundle.folder / held.file} lacks running statistics of the model such as {lacking[0]!r}: "
-                "record the model's whole state_dict."
-            )
-
-    def _message(self, message: MessageFacts, common: SentModel, begun: Held) -> Message:
+    def _message(self, message: MessageFacts, common: SentModel, sent: FileRef) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
         own = None if message.sent is None else self._start(message.sent)
-        start = common if own is None else own
-        update, statistics = self._added(message.received, start)
-        self._check_lost(message.received, message.sent or begun, update)
-        return Message(message.client, update, statistics, own)
+        update, buffers = self._added(message.received, common if own is None else own)
+        self._check_precision(message.received, message.sent or sent, update)
+        return Message(message.client, update, buffers, own)
 
-    def _check_lost(self, held: Held, sent: Held, update: Params) -> None:
-        """Refuse what moved in the message's own precision alone: read in the model's it would count as not trained.
+    def _check_precision(self, ref: FileRef, sent: FileRef, update: Params) -> None:
+        """Refuse weights that moved in the message's own precision only: in the model's they would count as untrained.
 
-        Not so a weight that was sent in double precision, and came back in the model's.
+        A weight that was sent in double precision and came back in the model's precision is not refused.
         """
-        still = [name for name, added in update.items() if not bool(added.any())]
-        if not still:
+        unmoved = [name for name, difference in update.items() if not bool(difference.any())]
+        if not unmoved:
             return
-        got, came = (self._names(each).applied(self.bundle.arrays(each)) for each in (held, sent))
-        for name in (name for name in still if name in got):
-            whole = held.form == "state"
-            if exceeds_precision(got[name], update[name].dtype, came.get(name)) if whole else bool(got[name].any()):
+        received, before = (self._names(file).applied(self.bundle.arrays(file)) for file in (ref, sent))
+        for name in (name for name in unmoved if name in received):
+            dtype = update[name].dtype
+            is_lost = (
+                exceeds_precision(received[name], dtype, before.get(name))
+                if ref.form == "state"
+                else received[name].any()
+            )
+            if bool(is_lost):
                 raise UpdateError(
-                    f"{self.bundle.folder / held.file}: {name!r} moved by less than {update[name].dtype} can hold, in "
-                    "which the model is: record the message in the model's own type, or as an update."
+                    f"{self.bundle.folder / ref.file}: {name!r} moved by less than {dtype} can hold, the type of the "
+                    "model: record the message in the model's own type, or as an update."
                 )
 
-    def _added(self, held: Held, start: SentModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What a message or an aggregate adds to the weights, and the buffers after it."""
-        if held.form == "update":
-            added, statistics = self._state(held, {name: torch.zeros_like(w) for name, w in start.before.items()})
-            return added, _moved(start.buffers, statistics)
-        after, statistics = self._state(held, start.before)
-        return subtract(after, start.before), statistics
+    def _added(self, ref: FileRef, start: SentModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what a message or an aggregate adds to the weights, and the buffers after it."""
+        if ref.form == "state":
+            after, buffers = self._state(ref, start.before)
+            return subtract(after, start.before), buffers
+        update, moved = self._state(ref, {name: torch.zeros_like(weight) for name, weight in start.before.items()})
+        names = [name for name in moved if name in start.buffers]
+        return update, add({name: start.buffers[name] for name in names}, {name: moved[name] for name in names})
 
     def _aggregate(
-        self, past: RoundFacts, start: SentModel
+        self, facts: RoundFacts, start: SentModel
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
-        """What the rule made, or the next round's start; nobody is behind it where neither was recorded."""
-        following = self.bundle.rounds.get(past.index + 1)
-        held = past.aggregated or (None if following is None else following.sent)
-        present = tuple(message.client for message in past.messages if message.absent is None)
-        if held is None or past.sent is None:
+        """Return what the rule made, or else the next round's start; without contributors if neither was recorded."""
+        following = self.bundle.rounds.get(facts.index + 1)
+        ref = facts.aggregated or (None if following is None else following.sent)
+        if ref is None or facts.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
-        kept = best(sheet(past.facts), "kept")
-        who = present if kept is None else tuple(name for name in present if name in kept)
-        return *self._added(held, start), who
+        present = tuple(message.client for message in facts.messages if message.absent is None)
+        kept = preferred(sheet(facts.facts), "kept")
+        contributors = present if kept is None else tuple(name for name in present if name in kept)
+        return *self._added(ref, start), contributors
 
 
-def _moved(buffers: Params, by: Params) -> dict[str, Tensor]:
-    """Buffers inside a difference are a difference too."""
-    known = [name for name in by if name in buffers]
-    return add({name: buffers[name] for name in known}, {name: by[name] for name in known})
-
-
-def rule_in_words(bundle: Bundle, index: int) -> str:
-    """The aggregation rule as a transcript prints it."""
-    rule = best(sheet(bundle.rounds[index].facts), "rule", best(bundle.facts, "rule"))
+def rule_of(bundle: Bundle, index: int) -> str:
+    """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
+    rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None:
         return UNKNOWN_RULE
     options = rule.get("options") or {}

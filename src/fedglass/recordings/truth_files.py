@@ -1,4 +1,4 @@
-"""The private side of a recording on disk: examples by client, for the eyes of their owner alone."""
+"""The private side of a recording on disk: examples by client, in files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -13,26 +13,34 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError
-from fedglass.core.files import write_atomic
-from fedglass.federation.truth import Truths
-from fedglass.recordings.files import tensors_of
+from fedglass.core.files import make_folder, write_atomic
+from fedglass.federation.truth import Examples, Truths
+from fedglass.recordings.files import as_tensors
+from fedglass.recordings.reader import first_problem
+from fedglass.recordings.saved import LONGEST, SEPARATOR, SavedFile, read_saved_bytes, read_saved_tensors
 
 FORMAT = 1
 TENSORS, FACTS = "truth.safetensors", "truth.json"
-SEPARATOR = "/"
 
-ByTurn = Mapping[tuple[int, str], Any]
-"""By round and client."""
+ByRoundAndClient = Mapping[tuple[int, str], Any]
 
 
 def write_truths(
     folder: Path,
     examples: Mapping[str, tuple[Tensor, Tensor]],
-    batch_labels: ByTurn,
-    taken: ByTurn,
-    order: ByTurn | None = None,
+    batch_labels: ByRoundAndClient,
+    taken: ByRoundAndClient,
+    order: ByRoundAndClient | None = None,
 ) -> None:
-    """Images and labels of each client, the labels of each local step, which examples a round took, in what order."""
+    """Write the images and labels of each client, and by round what it trained on.
+
+    Args:
+        folder: The folder of one or several clients.
+        examples: By client, images and labels.
+        batch_labels: The labels of each local step.
+        taken: The rows of the examples that a round used, if not all.
+        order: The rows of each local step.
+    """
     tensors = {
         f"{i}{SEPARATOR}{kind}": tensor.contiguous()
         for i, (images, labels) in enumerate(examples.values())
@@ -43,7 +51,7 @@ def write_truths(
         "format": FORMAT,
         "clients": list(examples),
         "sha256": hashlib.sha256(data).hexdigest(),
-        "batch_labels": [{"round": r, "client": client, "batches": told} for (r, client), told in batch_labels.items()],
+        "batch_labels": [{"round": r, "client": name, "batches": each} for (r, name), each in batch_labels.items()],
         "taken": [{"round": r, "client": client, "rows": rows} for (r, client), rows in taken.items()],
     }
     if order:
@@ -52,35 +60,36 @@ def write_truths(
     write_atomic(folder / FACTS, json.dumps(facts) + "\n")
 
 
-def write_own(
-    folder: Path, client: str, own: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
+def write_client_truth(
+    folder: Path, client: str, examples: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
-    """One client's examples, and by round which rows of them each local step took."""
-    count, order, labels, taken = len(own[1]), {}, {}, {}
-    for index, told in batches.items():
-        rows = [[int(row) for row in batch] for batch in told]
+    """Write one client's images and labels, and by round the rows of them that each local step took."""
+    _, labels = examples
+    count, order, batch_labels, taken = len(labels), {}, {}, {}
+    for index, steps in batches.items():
+        rows = [[int(row) for row in batch] for batch in steps]
         used = sorted({row for batch in rows for row in batch})
         if not used or not all(rows) or used[0] < 0 or used[-1] >= count:
             raise DataError(
                 f"The batches of {client!r} in round {index} must be rows of its {count} examples, none of them empty."
             )
         order[index, client] = rows
-        labels[index, client] = [[int(own[1][row]) for row in batch] for batch in rows]
+        batch_labels[index, client] = [[int(labels[row]) for row in batch] for batch in rows]
         if len(used) < count:
             taken[index, client] = used
-    write_truths(folder, {client: own}, labels, taken, order)
+    write_truths(folder, {client: examples}, batch_labels, taken, order)
 
 
-def examples_of(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    """A client's own examples as they are written: pixels in [0, 1] and whole labels."""
-    found = tensors_of({"images": images, "labels": labels})
-    pixels, told = found["images"], found["labels"]
+def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Return a client's examples as they are written: pixels in [0, 1] and whole labels; refuse anything else."""
+    tensors = as_tensors({"images": images, "labels": labels})
+    pixels, classes = tensors["images"], tensors["labels"]
     pixels = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
-    fit = pixels.dim() == 4 and told.dim() == 1 and len(pixels) == len(told) > 0 and not told.is_floating_point()
-    if not fit:
+    same_length = pixels.dim() == 4 and classes.dim() == 1 and len(pixels) == len(classes) > 0
+    if not same_length or classes.is_floating_point():
         raise DataError(
             f"The examples of {client!r} must be images (n, c, h, w) and as many whole labels, got "
-            f"{tuple(pixels.shape)} and {tuple(told.shape)} of {told.dtype}."
+            f"{tuple(pixels.shape)} and {tuple(classes.shape)} of {classes.dtype}."
         )
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):
@@ -88,43 +97,87 @@ def examples_of(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
             f"The images of {client!r} must be pixels in [0, 1] or bytes, got {low:.3g} to {high:.3g}: give them as "
             "they were before they were normalised."
         )
-    return pixels, told.long()
+    return pixels, classes.long()
 
 
-# The truths beside a bundle: one folder for each client that has kept its own.
+def save_truths(truths: Truths, directory: Path) -> None:
+    """Write the truths of all clients into one folder."""
+    make_folder(directory)
+    examples = {name: (shown.images, shown.labels) for name, shown in truths.examples.items()}
+    write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
 
 
-MOST = 10_000
+def load_truths(directory: Path) -> Truths:
+    """Read the truths of one folder."""
+    path = directory / FACTS
+    try:
+        facts = json.loads(read_saved_bytes(path, LONGEST))
+        tensors = read_saved_tensors(directory, SavedFile(file=TENSORS, sha256=facts["sha256"]))
+        examples = {
+            str(name): Examples(tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"])
+            for i, name in enumerate(facts["clients"])
+        }
+        batch_labels = {_key(entry): _batches(entry) for entry in facts["batch_labels"]}
+        taken = {_key(entry): tuple(map(int, entry["rows"])) for entry in facts.get("taken", [])}
+        order = {_key(entry): _batches(entry) for entry in facts.get("order", [])}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a sidecar of truths ({first_problem(error)}): save the truths again."
+        ) from error
+    counts = {client: len(shown.labels) for client, shown in examples.items()}
+    for (_, client), rows in taken.items():
+        count = counts.get(client, 0)
+        if not rows or not all(0 <= row < count for row in rows):
+            raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
+    for (index, client), batches in order.items():
+        allowed = set(taken.get((index, client), range(counts.get(client, 0))))
+        if not batches or not all(batch and allowed.issuperset(batch) for batch in batches):
+            raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
+    return Truths(examples, batch_labels, taken, order)
 
 
-def truths_beside(folder: Path, clients: Collection[str], base: int) -> Truths:
-    """All truths of a folder or of the folders in it, of these clients; `base` is the number of the first round."""
+def _key(entry: Mapping[str, Any]) -> tuple[int, str]:
+    return int(entry["round"]), str(entry["client"])
+
+
+def _batches(entry: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(number) for number in batch) for batch in entry["batches"])
+
+
+MOST_TRUTHS = 10_000
+"""Clients that can have a truth of their own in a folder."""
+
+
+def read_truths(folder: Path, clients: Collection[str]) -> Truths:
+    """Read all truths of a folder, or of the folders in it, of these clients of a recording."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder} is no folder, expected one of truths: let the clients write theirs, or leave it out."
+            f"{folder} is not a folder, expected one of truths: let the clients write theirs, or leave it out."
         )
     try:
-        # Asked one by one: a pattern would pass over what may not be read.
-        within = [] if (folder / FACTS).exists() else sorted(folder.iterdir())[: MOST + 1]
-        places = [place for place in within or [folder] if (place / FACTS).exists()]
+        # Each folder is asked by itself: a pattern would skip what may not be read.
+        inner = [] if (folder / FACTS).exists() else sorted(folder.iterdir())[: MOST_TRUTHS + 1]
+        places = [place for place in inner or [folder] if (place / FACTS).exists()]
     except OSError as error:
         raise DataError(
-            f"Cannot read {error.filename}: {error.strerror}; only the client that kept it may, and scores its own "
+            f"Cannot read {error.filename}: {error.strerror}; only the client that wrote it may, and scores its own "
             "audit: leave it out, or ask for a copy."
         ) from error
-    if not places or len(places) > MOST:
-        raise DataError(f"{folder} holds {len(places)} truths, expected 1 to {MOST}: name the folder of a recording.")
-    found = [Truths.load(place) for place in places]
-    names = [name for own in found for name in own.examples]
-    odd = next((name for name in names if name not in clients or names.count(name) > 1), None)
-    if odd is not None:
+    if not places or len(places) > MOST_TRUTHS:
         raise DataError(
-            f"{folder}: the truth of {odd!r} is there twice, or it is none of the recorded clients "
+            f"{folder} holds {len(places)} truths, expected 1 to {MOST_TRUTHS}: name the folder of a recording."
+        )
+    truths = [load_truths(place) for place in places]
+    names = [name for truth in truths for name in truth.examples]
+    wrong = next((name for name in names if name not in clients or names.count(name) > 1), None)
+    if wrong is not None:
+        raise DataError(
+            f"{folder}: the truth of {wrong!r} is there twice, or it is not one of the recorded clients "
             f"({', '.join(sorted(clients)[:5])}): name the truths of this recording."
         )
     return Truths(
-        {name: examples for own in found for name, examples in own.examples.items()},
-        {(index - base, name): told for own in found for (index, name), told in own.batch_labels.items()},
-        {(index - base, name): rows for own in found for (index, name), rows in own.taken.items()},
-        {(index - base, name): rows for own in found for (index, name), rows in own.order.items()},
+        {name: examples for truth in truths for name, examples in truth.examples.items()},
+        {key: labels for truth in truths for key, labels in truth.batch_labels.items()},
+        {key: rows for truth in truths for key, rows in truth.taken.items()},
+        {key: rows for truth in truths for key, rows in truth.order.items()},
     )

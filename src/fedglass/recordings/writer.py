@@ -1,7 +1,7 @@
-"""Writes a bundle while a federation runs: after every call the folder holds a whole bundle of what was said so far.
+"""Writer of bundles: after every call the folder holds a complete bundle of what was recorded so far.
 
-Tensors are written first, then the round's own JSON under a new name, then the manifest that names both: each by a
-temporary file and a rename, so that a crash leaves the bundle as it was before the call.
+Tensors are written first, then the round's own JSON under a new name, then the manifest that names both. Each file is
+replaced in one step, so that a crash leaves the bundle as it was before the call.
 """
 
 from __future__ import annotations
@@ -19,49 +19,50 @@ from torch import Tensor
 from fedglass import __version__
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import make_folder, write_atomic
-from fedglass.recordings.files import Arrays, Form, contents, stored, tensors_of, waiting
+from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, read_at_most, to_safetensors
 from fedglass.recordings.format import (
-    LOST,
+    INCOMPLETE,
     MANIFEST,
     OF_CLIENT,
     OF_FEDERATION,
     OF_ROUND,
     FactSheet,
-    Held,
-    Listed,
+    FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
+    RoundRef,
     Source,
-    merged,
+    overlay,
     sheet,
     signed,
 )
-from fedglass.recordings.reader import LONGEST, read_index, tensors_in
-from fedglass.recordings.truth_files import examples_of, write_own
+from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
+from fedglass.recordings.truth_files import check_examples, write_client_truth
 
-# Writes one round of a bundle.
+TRUTH = "-truth"
+"""The end of the name of the folder next to a bundle that holds the clients' private examples."""
 
 
 @dataclass(frozen=True)
 class RoundWriter:
-    """One round of a bundle."""
+    """Writer of one round of a bundle."""
 
     bundle: BundleWriter
     index: int
 
     def sent(self, arrays: Arrays, *, client: str | None = None) -> None:
-        """The global model that the clients start from; `client` where one was sent another than the rest."""
-        with self.bundle.alone():
+        """Record the global model that the clients start from; with `client`, a model that only this client got."""
+        with self.bundle.exclusive():
             if client is None:
-                self._check_new(self.told.sent, "the model that was sent")
-                held = self.bundle.store(arrays, f"round-{self.index:05}-sent.safetensors", "state")
-                self._write(sent=held)
+                self._check_new(self.state.sent, "the model that was sent")
+                ref = self.bundle.store(arrays, f"round-{self.index:05}-sent.safetensors", "state")
+                self._write(sent=ref)
                 return
-            position = self.bundle.meet(client)
+            position = self.bundle.position_of(client)
             self._check_new(self.message(client).sent, f"the model that was sent to {client!r}")
-            held = self.bundle.store(arrays, f"round-{self.index:05}-sent-{position:05}.safetensors", "state")
-            self._write_message(client, sent=held)
+            ref = self.bundle.store(arrays, f"round-{self.index:05}-sent-{position:05}.safetensors", "state")
+            self._write_message(client, sent=ref)
 
     def received(
         self,
@@ -74,100 +75,99 @@ class RoundWriter:
         facts: Mapping[str, Any] | None = None,
         source: Source = "read",
     ) -> None:
-        """What a client sent back: its whole state, or with `form="update"` what it adds to the global one.
+        """Record a client's reply: its whole state, or with `form="update"` its difference to the global model.
 
-        `examples` is the number that it trained on, a range, or "unknown"; `config` is what it was told to do.
+        Args:
+            examples: The number that the client trained on, a range, or "unknown".
+            config: The settings that the server sent to the client.
+            facts: Further facts about the client in this round.
         """
-        with self.bundle.alone():
-            position = self.bundle.meet(client)
-            self.check_awaited(client)
-            told = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
+        with self.bundle.exclusive():
+            position = self.bundle.position_of(client)
+            self.check_new_message(client)
+            sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
             name = f"round-{self.index:05}-client-{position:05}.safetensors"
-            held = self.bundle.store(arrays, name, form)
-            self._write_message(client, received=held, facts=merged(sheet(self.message(client).facts), told))
+            ref = self.bundle.store(arrays, name, form)
+            self._write_message(client, received=ref, facts=overlay(sheet(self.message(client).facts), sheet_of_reply))
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
-        """What the rule made of the messages, and whose of them got through where it tells."""
-        with self.bundle.alone():
-            self._check_new(self.told.aggregated, "the aggregate")
-            held = self.bundle.store(arrays, f"round-{self.index:05}-aggregated.safetensors", form)
-            told = OF_ROUND.told({"kept": kept}, "read")
-            self._write(aggregated=held, facts=merged(sheet(self.told.facts), told))
+        """Record the result of the aggregation rule; `kept` are the clients that the rule accepted, if it says so."""
+        with self.bundle.exclusive():
+            self._check_new(self.state.aggregated, "the aggregate")
+            ref = self.bundle.store(arrays, f"round-{self.index:05}-aggregated.safetensors", form)
+            accepted = OF_ROUND.told({"kept": kept}, "read")
+            self._write(aggregated=ref, facts=overlay(sheet(self.state.facts), accepted))
 
     def absent(self, client: str, reason: str = "") -> None:
-        """A client that was called and sent nothing, or an error."""
-        with self.bundle.alone():
-            self.bundle.meet(client)
+        """Record that a client was called and sent nothing, or an error."""
+        with self.bundle.exclusive():
+            self.bundle.position_of(client)
             self._write_message(client, absent=str(reason)[:2000])
 
-    def unseen(self, client: str, reason: str) -> None:
-        """A client that sent something which could not be taken down: nobody can say that it tells nothing."""
-        self.tell_client(client, OF_CLIENT.told({"x-unseen": reason[:2000]}, "read"))
+    def not_recorded(self, client: str, reason: str) -> None:
+        """Record that a client sent something that could not be stored, and may leak."""
+        self.add_client_facts(client, OF_CLIENT.told({"x-unseen": reason[:2000]}, "read"))
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
-        """Tell of this round alone: rule, kept, or a name that begins with `x-`."""
-        self.tell(OF_ROUND.told(facts, source))
+        """Record facts of this round: rule, kept, or a name that begins with `x-`."""
+        self.add_facts(OF_ROUND.told(facts, source))
 
-    def tell(self, told: FactSheet) -> None:
-        """The same, with the source of each fact."""
-        with self.bundle.alone():
-            self._write(facts=merged(sheet(self.told.facts), told))
+    def add_facts(self, facts: FactSheet) -> None:
+        """Record facts of this round with their sources."""
+        with self.bundle.exclusive():
+            self._write(facts=overlay(sheet(self.state.facts), facts))
 
-    def tell_client(self, client: str, told: FactSheet) -> None:
-        """Tell of a client in this round, with the source of each fact."""
-        with self.bundle.alone():
-            self.bundle.meet(client)
-            self._write_message(client, facts=merged(sheet(self.message(client).facts), told))
+    def add_client_facts(self, client: str, facts: FactSheet) -> None:
+        """Record facts of a client in this round with their sources."""
+        with self.bundle.exclusive():
+            self.bundle.position_of(client)
+            self._write_message(client, facts=overlay(sheet(self.message(client).facts), facts))
 
-    def retell_client(self, client: str, told: FactSheet) -> None:
-        """The same in place of what these sources told before, of a round that is run again: it may tell less."""
-        sources = {source for values in told.values() for source in values}
-        with self.bundle.alone():
+    def replace_client_facts(self, client: str, facts: FactSheet) -> None:
+        """Replace the facts of these sources about a client: a round that is run again may have fewer."""
+        sources = {source for values in facts.values() for source in values}
+        with self.bundle.exclusive():
             before = sheet(self.message(client).facts)
-            others = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
-            self.bundle.meet(client)
-            self._write_message(client, facts=merged({n: values for n, values in others.items() if values}, told))
+            remaining = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
+            remaining = {name: values for name, values in remaining.items() if values}
+            self.bundle.position_of(client)
+            self._write_message(client, facts=overlay(remaining, facts))
 
     @property
-    def told(self) -> RoundFacts:
-        """What the bundle holds of this round so far."""
-        return self.bundle.told_of(self.index)
+    def state(self) -> RoundFacts:
+        """The round as it was recorded so far."""
+        return self.bundle.round_facts(self.index)
 
     def message(self, client: str) -> MessageFacts:
-        """What it holds of a client in it."""
-        found = next((each for each in self.told.messages if each.client == client), None)
-        return MessageFacts(client=client) if found is None else found
+        """Return the entry of a client as it was recorded so far."""
+        entry = next((message for message in self.state.messages if message.client == client), None)
+        return MessageFacts(client=client) if entry is None else entry
 
-    def check_awaited(self, client: str) -> None:
-        """Refuse a message that is there already, before somebody trains for it."""
+    def check_new_message(self, client: str) -> None:
+        """Refuse a message that was recorded already, before a client trains for it."""
         self._check_new(self.message(client).received, f"the message of {client!r}")
 
     def _write_message(self, client: str, **changed: Any) -> None:
-        new = self.message(client).model_copy(update=changed)
-        known = any(each.client == client for each in self.told.messages)
-        kept = [new if each.client == client else each for each in self.told.messages]
-        self._write(messages=kept if known else [*kept, new])
+        entries = {message.client: message for message in self.state.messages}
+        entries[client] = self.message(client).model_copy(update=changed)
+        self._write(messages=list(entries.values()))
 
     def _write(self, **changed: Any) -> None:
-        self.bundle.write_round(self.told.model_copy(update=changed))
+        self.bundle.write_round(self.state.model_copy(update=changed))
 
-    def _check_new(self, held: Held | None, what: str) -> None:
-        if held is not None:
+    def _check_new(self, ref: FileRef | None, what: str) -> None:
+        if ref is not None:
             raise UsageError(
                 f"Round {self.index} has {what} already, expected each once: number the rounds as they come, or write "
                 "another federation to another folder."
             )
 
 
-TRUTH = "-truth"
-"""What the name of the folder beside a bundle ends with that holds the private side."""
-
-
 class BundleWriter:
-    """One recorder's bundle.
+    """Writer of one recorder's bundle.
 
-    A server and its clients write to folders of their own, which `fedglass.recordings.join` makes one of. Where several
-    writers have one folder, in threads or processes, each call waits for the others and adds to what they wrote.
+    A server and its clients write to separate folders, and `fedglass.recordings.join` makes one bundle of them. Several
+    writers, in threads or processes, can share a folder: each call waits for the others and adds to what they wrote.
 
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp() + "/bundle"
@@ -189,15 +189,20 @@ class BundleWriter:
         resume: bool = False,
         truth: str | Path | None = None,
     ) -> None:
-        """`facts` are the federation's; `resume` continues a bundle that is there, as a restarted client must.
+        """Open a new folder, or with `resume` continue a bundle, as a client does that was restarted.
 
-        `truth` is where the private side goes, which is no part of the bundle: by default `<folder>-truth`.
+        Args:
+            folder: The bundle.
+            writer: The recorder's name, such as `server` or that of a client.
+            facts: Facts of the whole federation.
+            source: The source of these facts.
+            truth: The folder of private examples, which is not part of the bundle; `<folder>-truth` by default.
         """
         self.folder = Path(folder)
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
         self._lock, self._depth, self._written = threading.RLock(), 0, b""
         self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
-        self._made_folder(self.folder)
+        self._make_folder(self.folder)
         if (self.folder / MANIFEST).exists() and not resume:
             raise UsageError(
                 f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
@@ -205,15 +210,15 @@ class BundleWriter:
         self.facts({} if facts is None else facts, source=source)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, nobody else writes to the folder, and all that others have written to it is known."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold the folder: inside, no other writer changes it, and everything that others wrote is known."""
         with self._lock:
             self._depth += 1
             try:
                 if self._depth > 1:
                     yield
                     return
-                with waiting(self.folder):
+                with lock_folder(self.folder):
                     self._catch_up()
                     yield
             finally:
@@ -221,28 +226,29 @@ class BundleWriter:
 
     def _catch_up(self) -> None:
         path = self.folder / MANIFEST
-        if path.exists() and contents(path, most=LONGEST) != self._written:
+        if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
             self._manifest, self._rounds = read_index(self.folder)
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
-        """Tell of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
-        self.tell(OF_FEDERATION.told(facts, source))
+        """Record facts of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
+        self.add_facts(OF_FEDERATION.told(facts, source))
 
-    def lost(self) -> None:
-        """Tell, if that can be written, that something could not: who reads the bundle can not see what it lacks."""
+    def mark_incomplete(self) -> None:
+        """Record, if possible, that something could not be stored: a reader cannot see what a bundle lacks."""
         with suppress(OSError, FedglassError):
-            self.facts({LOST: True}, source="read")
+            self.facts({INCOMPLETE: True}, source="read")
 
-    def tell(self, told: FactSheet) -> None:
-        """The same, with the source of each fact."""
-        with self.alone():
-            facts = merged(sheet(self._manifest.facts), told)
-            # Who continues a bundle and has nothing new to tell needs no room for it.
-            if facts != sheet(self._manifest.facts) or not (self.folder / MANIFEST).exists():
-                self._write_manifest(facts=facts)
+    def add_facts(self, facts: FactSheet) -> None:
+        """Record facts of the whole federation with their sources."""
+        with self.exclusive():
+            known = self.known_facts
+            combined = overlay(known, facts)
+            # A writer that continues a bundle and has nothing new needs no space on the disk.
+            if combined != known or not (self.folder / MANIFEST).exists():
+                self._write_manifest(facts=combined)
 
     def round(self, index: int) -> RoundWriter:
-        """The writer of a round, by the number that the federation gives it."""
+        """Return the writer of a round, by the federation's own number."""
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 10**9:
             raise UsageError(f"A round's number must be a whole number from 0 on, got {index!r}.")
         return RoundWriter(self, index)
@@ -250,19 +256,19 @@ class BundleWriter:
     def training(
         self, client: str, round: int | None, facts: Mapping[str, Any], *, source: Source = "declared"
     ) -> None:
-        """Tell how a client trained in a round; `None` where it holds for every round."""
-        told = OF_CLIENT.told(facts, source)
+        """Record how a client trained in a round; `None` means every round."""
+        sheet_of_client = OF_CLIENT.told(facts, source)
         if round is not None:
-            self.round(round).tell_client(client, told)
+            self.round(round).add_client_facts(client, sheet_of_client)
         else:
-            self.tell_always(client, told)
+            self.add_constant_facts(client, sheet_of_client)
 
-    def tell_always(self, client: str, told: FactSheet) -> None:
-        """Tell of a client what holds in every round, with the source of each fact."""
-        with self.alone():
-            self.meet(client)
-            always = {**self._manifest.always, client: merged(sheet(self._manifest.always.get(client, {})), told)}
-            self._write_manifest(always=always)
+    def add_constant_facts(self, client: str, facts: FactSheet) -> None:
+        """Record facts of a client that hold in every round, with their sources."""
+        with self.exclusive():
+            self.position_of(client)
+            combined = overlay(self.constant_facts(client), facts)
+            self._write_manifest(always={**self._manifest.always, client: combined})
 
     def truth(
         self,
@@ -272,68 +278,72 @@ class BundleWriter:
         *,
         batches: Mapping[int, Sequence[Sequence[int]]] | None = None,
     ) -> Path:
-        """Keep a client's own examples, for its own audit: beside the bundle, in a folder of the client's.
+        """Store a client's own examples for its own audit, next to the bundle in a folder of the client's.
 
-        Images are (n, c, h, w), pixels in [0, 1] before any normalisation, or bytes. `batches` tells by round which of
-        them each local step took, in order: with it a training can be replayed exactly. A later call replaces all.
+        Args:
+            images: (n, c, h, w), pixels in [0, 1] before any normalisation, or bytes.
+            labels: (n,), whole numbers.
+            batches: By round, the rows that each local step took, in order: with them a training can be run again
+                exactly. A later call replaces all.
         """
-        with self.alone():
-            position = self.meet(client)
+        with self.exclusive():
+            position = self.position_of(client)
             self._write_manifest()
             folder = self._truth / f"client-{position:05}"
-            self._made_folder(self._truth)
-            self._made_folder(folder)
-            write_own(folder, client, examples_of(client, images, labels), batches or {})
+            self._make_folder(self._truth)
+            self._make_folder(folder)
+            write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
 
-    def _made_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path) -> None:
         try:
             make_folder(folder)
         except OSError as error:
             raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
 
     @property
-    def known(self) -> FactSheet:
-        """What was told of the federation so far."""
+    def known_facts(self) -> FactSheet:
+        """The facts of the federation that were recorded so far."""
         return sheet(self._manifest.facts)
 
-    def always(self, client: str) -> FactSheet:
-        """What was told of a client in every round."""
+    def constant_facts(self, client: str) -> FactSheet:
+        """Return the facts of a client that hold in every round."""
         return sheet(self._manifest.always.get(client, {}))
 
-    def arrays(self, held: Held) -> dict[str, Tensor]:
-        """What was written to a file."""
-        return tensors_in(self.folder, held)
+    def arrays(self, ref: FileRef) -> dict[str, Tensor]:
+        """Return the arrays of a file of this bundle."""
+        return read_tensors(self.folder, ref)
 
-    def meet(self, client: str) -> int:
-        """A client's position, which is in the names of its files; a new one comes last."""
+    def position_of(self, client: str) -> int:
+        """Return a client's position, which is in the names of its files; a new client comes last."""
         if not isinstance(client, str) or not 1 <= len(client) <= 200:
             raise UsageError(f"A client's name must be a text of 1 to 200 characters, got {client!r}.")
         if client not in self._manifest.clients:
             self._manifest = self._manifest.model_copy(update={"clients": [*self._manifest.clients, client]})
         return self._manifest.clients.index(client)
 
-    def told_of(self, index: int) -> RoundFacts:
-        """What it holds of a round so far."""
+    def round_facts(self, index: int) -> RoundFacts:
+        """Return a round as it was recorded so far."""
         return self._rounds.get(index, RoundFacts(index=index))
 
-    def store(self, arrays: Arrays, file: str, form: Form) -> Held:
+    def store(self, arrays: Arrays, file: str, form: Form) -> FileRef:
         """Write arrays to a file of that name, which the manifest does not name yet."""
-        data, held = stored(tensors_of(arrays), file, form)
+        data, ref = to_safetensors(as_tensors(arrays), file, form)
         self._put(file, data)
-        return held
+        return ref
 
-    def write_round(self, told: RoundFacts) -> None:
-        """Under a name that no manifest has yet: the old one stays whole until the new one is named."""
-        old = next((each for each in self._manifest.rounds if each.index == told.index), None)
-        turn = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
-        data = (told.model_dump_json(indent=1) + "\n").encode()
-        name = f"round-{told.index:05}-{turn:04}.json"
+    def write_round(self, facts: RoundFacts) -> None:
+        """Write a round under a name that no manifest has yet: the old file stays until the manifest names the new."""
+        refs = {ref.index: ref for ref in self._manifest.rounds}
+        old = refs.get(facts.index)
+        version = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
+        data = (facts.model_dump_json(indent=1) + "\n").encode()
+        name = f"round-{facts.index:05}-{version:04}.json"
         self._put(name, data)
-        new = Listed(index=told.index, file=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-        others = [each for each in self._manifest.rounds if each.index != told.index]
-        self._write_manifest(rounds=sorted([*others, new], key=lambda each: each.index))
-        self._rounds[told.index] = told
+        digest = hashlib.sha256(data).hexdigest()
+        refs[facts.index] = RoundRef(index=facts.index, file=name, sha256=digest, bytes=len(data))
+        self._write_manifest(rounds=sorted(refs.values(), key=lambda ref: ref.index))
+        self._rounds[facts.index] = facts
         if old is not None:
             (self.folder / old.file).unlink(missing_ok=True)
 

@@ -15,8 +15,8 @@ from fedglass.audit.public import accuracy, sample_examples
 from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.execution.client_training import answers_of
-from fedglass.execution.executor import Executor, kept
+from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import Executor, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
@@ -127,10 +127,10 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
     cases = cases_of(cells)
     keys = {case.key for case in cases}
 
-    with alone(directory), kept(executor) as ready:
+    with alone(directory), persistent(executor) as ready:
 
         def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-            networks = _networks(todo, directory, progress, answers_of(ready))
+            networks = _networks(todo, directory, progress, client_trainer(ready))
             return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
 
         play_unfinished(cases, directory, ready, prepared, progress)

@@ -1,29 +1,28 @@
-"""What the trainings of image models have in common: their material, their folder and the pictures in it."""
+"""The training of image models, autoencoders and diffusion models, into folders that a plan can name."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedglass.core.errors import AuditError, DataError, UsageError, unknown_name
+from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest, of_tensor
+from fedglass.core.resumable import Progress, writing_into
 from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder, LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.denoiser import Denoiser, Sampler
 from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, save_folder, save_network
 from fedglass.diffusion.stored import TrainedOn
-from fedglass.diffusion.training import Course, Lesson, MaskedLoss, State, beginning, resume, train, write_state
+from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
 from fedglass.diffusion.transformer import MaskedDiffusionTransformer
 from fedglass.diffusion.unet import UNet
 
@@ -33,28 +32,16 @@ _SCALE = 2
 
 
 def check_material(data: Dataset, folder: Path) -> None:
-    """Refuse too few images, and a file in place of a folder."""
+    """Refuse too few images, and a file instead of a folder."""
     if len(data) < 2:
         raise DataError(f"{data.name}: {len(data)} images are too few to learn from: bring more.")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with -o.")
 
 
-def pace(course: Course) -> tuple[object, ...]:
-    """What a training that is continued must share with its beginning; it may be given more time."""
-    return course.lr, course.batch_size, course.average, course.clip, course.mirror, course.seed
-
-
-@contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """What can not be written is said in a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise AuditError(
-            f"Cannot write into {folder}: {error.strerror}; make room or fix permissions, then run the same "
-            "command again: it continues where it stopped."
-        ) from error
+def pace(options: TrainingOptions) -> tuple[object, ...]:
+    """Return the options that a resumed training must share with its start; steps and minutes may differ."""
+    return options.lr, options.batch_size, options.average, options.clip, options.mirror, options.seed
 
 
 def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
@@ -83,42 +70,20 @@ SHARE = 0.25
 SHOWN = 16
 """Images in each part of the picture."""
 JUDGED = 1000
-"""Images of which it is measured how well they come back."""
-
-
-class Listener(Protocol):
-    """Hears of a training's way."""
-
-    def moved(self, step: int, share: float, loss: float) -> None: ...
-
-
-@dataclass(frozen=True)
-class AutoencoderKeeper:
-    """Writes the state to continue from."""
-
-    folder: Path
-    identity: str
-    listener: Listener
-
-    def moved(self, step: int, share: float, loss: float) -> None:
-        self.listener.moved(step, share, loss)
-
-    def saved(self, state: State) -> None:
-        with writing_into(self.folder):
-            write_state(self.folder, state, self.identity)
+"""Images that the reconstruction error is measured on."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedAutoencoder:
     """An autoencoder as it is on disk, and where its training stands."""
 
     network: LatentSpace
-    state: State
+    training: ImageModelTraining
     error: float
     """The root of the mean squared error of what comes back, of pixels in [0, 1]."""
 
 
-def train_autoencoder(data: Dataset, course: Course, folder: Path, listener: Listener) -> Trained:
+def train_autoencoder(data: Dataset, options: TrainingOptions, folder: Path, progress: Progress) -> TrainedAutoencoder:
     """Train three convolutional layers, or continue the training that the folder holds.
 
     The folder receives the network, what it was trained on, and a picture: originals, what comes back of them, and what
@@ -127,43 +92,55 @@ def train_autoencoder(data: Dataset, course: Course, folder: Path, listener: Lis
     check_material(data, folder)
     images = 2 * data.images - 1
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(course.seed, "autoencoder", "weights"))
+        torch.manual_seed(derive(options.seed, "autoencoder", "weights"))
         network = ThreeLayers(tuple(images.shape[1:]))
-    identity = digest("three layers", repr(pace(course)), of_tensor(data.images))
-    state = resume(folder, beginning(network, course), identity)
-    state = train(state, lesson_of(images), course, AutoencoderKeeper(folder, identity, listener))
+    identity = digest("three layers", repr(pace(options)), of_tensor(data.images))
+    training = _autoencoder_training(network, images, options, folder, identity).run(progress)
     with writing_into(folder):
         TrainedOn(data.name, len(data)).write(folder)
-        _save(folder, network, state, images)
-        found = load_autoencoder(folder)
-        _write_picture(folder, _picture(found, images, course.seed))
-    return Trained(found, state, _error(found, images))
+        _save(folder, network, training, images)
+        stored = load_autoencoder(folder)
+        _write_picture(folder, _picture(stored, images, options.seed))
+    return TrainedAutoencoder(stored, training, _error(stored, images))
 
 
-def learned_autoencoder(images: Tensor, course: Course, folder: Path, listener: Listener) -> LatentSpace:
+def learned_autoencoder(images: Tensor, options: TrainingOptions, folder: Path, progress: Progress) -> LatentSpace:
     """The autoencoder in the folder, which is trained on the images first, or on from where that was stopped.
 
     Once it is trained it stays as it is, however long the diffusion model is trained: its latents are what that has
     learned. The network is drawn from the global generator, which the caller seeds.
     """
     network = Autoencoder(tuple(images.shape[1:]))
-    shorter = _shorter(course)
-    identity = digest("autoencoder", repr((course.lr, course.batch_size, course.seed)), of_tensor(images))
-    state = resume(folder, beginning(network, shorter), identity)
+    shorter = _shorter(options)
+    identity = digest("autoencoder", repr((options.lr, options.batch_size, options.seed)), of_tensor(images))
+    training = _autoencoder_training(network, images, shorter, folder, identity)
     if not (folder / WEIGHTS).is_file():
-        state = train(state, lesson_of(images), shorter, AutoencoderKeeper(folder, identity, listener))
-        _save(folder, network, state, images)
+        _save(folder, network, training.run(progress), images)
     return load_autoencoder(folder)
 
 
-def _save(folder: Path, network: LatentSpace, state: State, images: Tensor) -> None:
-    """In half precision; whoever works with it takes it as it is on disk, so that all see the same codes."""
-    save_network(folder, network, settled(network, state, images).state_dict())
+def _autoencoder_training(
+    network: LatentSpace, images: Tensor, options: TrainingOptions, folder: Path, identity: str
+) -> ImageModelTraining:
+    """Return the training that the folder holds, or a new one."""
+
+    def write(training: ImageModelTraining) -> None:
+        with writing_into(folder):
+            training.write_state(folder, identity)
+
+    training = ImageModelTraining(network, lesson_of(images), options, write)
+    training.resume(folder, identity)
+    return training
 
 
-def _shorter(course: Course) -> Course:
-    steps = None if course.steps is None else max(1, round(SHARE * course.steps))
-    return replace(course, steps=steps, minutes=None if course.minutes is None else SHARE * course.minutes)
+def _save(folder: Path, network: LatentSpace, training: ImageModelTraining, images: Tensor) -> None:
+    """Write the network in half precision; all users read it from disk, so that all get the same codes."""
+    save_network(folder, network, settled(network, training, images).state_dict())
+
+
+def _shorter(options: TrainingOptions) -> TrainingOptions:
+    steps = None if options.steps is None else max(1, round(SHARE * options.steps))
+    return replace(options, steps=steps, minutes=None if options.minutes is None else SHARE * options.minutes)
 
 
 @torch.no_grad()
@@ -226,10 +203,10 @@ TRANSFORMERS: Mapping[str, TransformerSize] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """What is trained and how; `kind` and `size` are names of `KINDS` and `SIZES`."""
+class DiffusionOptions:
+    """The options of a diffusion model and its training; `kind` and `size` are names of `KINDS` and `SIZES`."""
 
-    course: Course
+    course: TrainingOptions
     kind: str = "ddpm"
     size: str = "small"
     autoencoder: bool = False
@@ -237,8 +214,8 @@ class Teaching:
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """What is learned from: images in [-1, 1], or their latents."""
+class TrainingImages:
+    """The images of a training, in [-1, 1], or their latents."""
 
     images: Tensor  # (n, c, h, w)
     labels: Tensor  # (n,)
@@ -250,93 +227,86 @@ class Material:
         return channels, height, width
 
 
-Maker = Callable[[Material, str], tuple[nn.Module, Lesson]]
+Maker = Callable[[TrainingImages, str], tuple[nn.Module, DenoisingTask]]
 """An untrained network of that size for the material, and what it is to learn."""
 
 
-def _ddpm(material: Material, name: str) -> tuple[nn.Module, Lesson]:
+def _ddpm(material: TrainingImages, name: str) -> tuple[nn.Module, DenoisingTask]:
     size = SIZES[name]
-    return UNet(material.shape, size.widths, size.blocks, size.patch), Lesson(material.images)
+    return UNet(material.shape, size.widths, size.blocks, size.patch), DenoisingTask(material.images)
 
 
-def _transformer(material: Material, name: str) -> tuple[nn.Module, Lesson]:
+def _transformer(material: TrainingImages, name: str) -> tuple[nn.Module, DenoisingTask]:
     size = TRANSFORMERS[name]
     patch = -(-max(material.shape[1:]) // size.patches)
     network = MaskedDiffusionTransformer(
         material.shape, material.classes, patch, size.width, size.depth, heads=size.heads
     )
-    return network, Lesson(material.images, material.labels, loss=MaskedLoss())
+    return network, DenoisingTask(material.images, material.labels, loss=MaskedLoss())
 
 
 KINDS: Mapping[str, Maker] = MappingProxyType({"ddpm": _ddpm, "transformer": _transformer})
 """What can be trained, by the name that the command line has for it."""
 
 
-def train_diffusion(data: Dataset, teaching: Teaching, folder: Path, listener: Listener) -> State:
+def train_diffusion(data: Dataset, options: DiffusionOptions, folder: Path, progress: Progress) -> ImageModelTraining:
     """Train, or continue the training that the folder holds; it receives the model and a picture of its samples."""
-    for what, name, known in (("kind", teaching.kind, KINDS), ("size", teaching.size, SIZES)):
-        if name not in known:
-            raise unknown_name(f"{what} of diffusion model", name, known)
-    if teaching.autoencoder and teaching.kind != "transformer":
+    for what, name, valid_names in (("kind", options.kind, KINDS), ("size", options.size, SIZES)):
+        if name not in valid_names:
+            raise unknown_name(f"{what} of diffusion model", name, valid_names)
+    if options.autoencoder and options.kind != "transformer":
         raise UsageError("An autoencoder goes with --kind transformer: ddrm restores pixels, not latents.")
     check_material(data, folder)
-    course = teaching.course
+    training_options = options.course
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(course.seed, "diffusion", "weights"))
+        torch.manual_seed(derive(training_options.seed, "diffusion", "weights"))
         images, decode = 2 * data.images - 1, None
         identity = digest(
-            teaching.kind, teaching.size, repr(pace(course)), of_tensor(data.images), of_tensor(data.labels)
+            options.kind, options.size, repr(pace(training_options)), of_tensor(data.images), of_tensor(data.labels)
         )
-        if teaching.autoencoder:
-            autoencoder = learned_autoencoder(images, course, folder / AUTOENCODER, listener)
+        if options.autoencoder:
+            autoencoder = learned_autoencoder(images, training_options, folder / AUTOENCODER, progress)
             images, decode = autoencoder.latents_of(images), autoencoder.decode
             identity = digest(identity, of_tensor(images))
-        network, lesson = KINDS[teaching.kind](Material(images, data.labels, data.classes), teaching.size)
-    state = resume(folder, beginning(network, course), identity)
-    keeper = DiffusionKeeper(folder, identity, lesson, course.seed, listener, decode)
-    return train(state, lesson, course, keeper)
+        network, lesson = KINDS[options.kind](TrainingImages(images, data.labels, data.classes), options.size)
+    training = ImageModelTraining(network, lesson, training_options, DiffusionWriter(folder, identity, decode))
+    training.resume(folder, identity)
+    return training.run(progress)
 
 
 @dataclass(eq=False)
-class DiffusionKeeper:
-    """Writes what is trained: the model first, the state to continue from last."""
+class DiffusionWriter:
+    """Writes what is trained: the model first, the state to resume from last, and a picture every quarter."""
 
     folder: Path
     identity: str
-    lesson: Lesson
-    seed: int
-    listener: Listener
     decode: Callable[[Tensor], Tensor] | None = None
     """Latents to images; None where images themselves are denoised."""
     pictured: float = 0.0
-    """How much of the way was done when the picture was drawn."""
-    share: float = 0.0
+    """The share of the training that was done when the picture was drawn."""
 
-    def moved(self, step: int, share: float, loss: float) -> None:
-        self.share = share
-        self.listener.moved(step, share, loss)
-
-    def saved(self, state: State) -> None:
+    def __call__(self, training: ImageModelTraining) -> None:
+        task, share = training.task, training.share()
         # Latents have no bounds.
-        denoiser = Denoiser(state.network, self.lesson.schedule, self.lesson.prediction, clamp=self.decode is None)
+        denoiser = Denoiser(training.network, task.schedule, task.prediction, clamp=self.decode is None)
         with writing_into(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_folder(self.folder, state.network, state.averaged, denoiser)
-            write_state(self.folder, state, self.identity)
-            if self.share >= 1 or self.share - self.pictured >= 0.25:
-                self.pictured = self.share
-                self._picture(state, denoiser)
+            save_folder(self.folder, training.network, training.averaged, denoiser)
+            training.write_state(self.folder, self.identity)
+            if share >= 1 or share - self.pictured >= 0.25:
+                self.pictured = share
+                self._picture(training, denoiser)
 
-    def _picture(self, state: State, denoiser: Denoiser) -> None:
-        """Samples of the averaged network, which for that time takes the place of the one that is trained."""
-        trained = {name: tensor.clone() for name, tensor in state.network.state_dict().items()}
-        state.network.load_state_dict(state.averaged)
-        state.network.eval()
-        labels = None if self.lesson.labels is None else self.lesson.labels[:SAMPLES]
+    def _picture(self, training: ImageModelTraining, denoiser: Denoiser) -> None:
+        """Draw samples of the averaged network, which for that time replaces the one that is trained."""
+        network, task = training.network, training.task
+        trained = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        network.load_state_dict(training.averaged)
+        network.eval()
+        labels = None if task.labels is None else task.labels[:SAMPLES]
         count = SAMPLES if labels is None else len(labels)
-        shape = (count, *self.lesson.images.shape[1:])
-        samples = Sampler(steps=30).sample(denoiser, shape, stream(self.seed, "samples"), labels)
+        shape = (count, *task.images.shape[1:])
+        samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
         images = samples if self.decode is None else self.decode(samples).detach()
         _write_picture(self.folder, contact_sheet((images + 1) / 2))
-        state.network.load_state_dict(trained)
-        state.network.train()
+        network.load_state_dict(trained)
+        network.train()

@@ -65,7 +65,7 @@ def test_the_gradient_is_that_through_all_steps_with_constant_noise_predictions(
     decode: Decode = autoencoder().decode if latent else pixels
     of, side = denoiser(4 if latent else 8, prediction), 4 if latent else 8
     start, raw = drawn("start", side), drawn("raw", 8).sigmoid()
-    found = Sampling(of, decode, 6).towards(start, LABELS, raw)
+    found = Sampling(of, decode, 6).fit(start, LABELS, raw)
     expected = slow_gradient(of, decode, 6, start, raw)
     assert float(expected.abs().max()) > 1e-6
     assert torch.allclose(found.gradient, expected, rtol=1e-6, atol=1e-12)
@@ -82,7 +82,7 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_steps() -> None:
 
         sampler = Sampling(denoiser(4), autoencoder().decode, steps)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            sampler.towards(drawn("start", 4), LABELS, drawn("raw", 8))
+            sampler.fit(drawn("start", 4), LABELS, drawn("raw", 8))
         return total
 
     assert kept(3) == kept(30) > 0
@@ -90,9 +90,9 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_steps() -> None:
 
 def test_images_are_sampled_a_few_at_a_time_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, start, raw = Sampling(denoiser(8), pixels, 4), drawn("start", 8), drawn("raw", 8)
-    whole = sampler.towards(start, LABELS, raw)
-    monkeypatch.setattr(start_search, "AT_ONCE", 2)
-    parts = sampler.towards(start, LABELS, raw)
+    whole = sampler.fit(start, LABELS, raw)
+    monkeypatch.setattr(start_search, "BATCH", 2)
+    parts = sampler.fit(start, LABELS, raw)
     assert torch.allclose(whole.pictures, parts.pictures)
     assert torch.allclose(whole.gradient, parts.gradient)
 
@@ -120,7 +120,7 @@ def test_the_search_draws_nearer_and_keeps_a_film() -> None:
 def test_each_image_is_taken_when_its_own_rule_says_so_and_is_left_alone_from_then_on() -> None:
     raw = drawn("raw", 8).sigmoid()
     start = drawn("start", 8)
-    near = toy().towards(start, LABELS, raw).pictures
+    near = toy().fit(start, LABELS, raw).pictures
     raw[0] = near[0]  # nothing to win
     search = StartSearch(40, 0.01, Flattening(share=0.05, over=3))
     taken, film = search.run(toy(), start, LABELS, raw, no_progress)
@@ -133,5 +133,5 @@ def test_each_image_is_taken_when_its_own_rule_says_so_and_is_left_alone_from_th
 def test_a_search_of_no_epochs_is_a_sample() -> None:
     start, raw = drawn("start", 8), drawn("raw", 8)
     taken, film = StartSearch(0, 0.01, OracleEpoch(0)).run(toy(), start, LABELS, raw, no_progress)
-    assert torch.allclose(taken, toy().towards(start, LABELS, raw).pictures)
+    assert torch.allclose(taken, toy().fit(start, LABELS, raw).pictures)
     assert film.epochs == (0,)

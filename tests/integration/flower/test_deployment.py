@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 APP = Path(__file__).parents[3] / "examples" / "flower"
@@ -142,9 +142,14 @@ def test_the_server_and_the_clients_have_recorded(home: Path) -> None:
     bundle = read_bundle(home / "recordings" / "bundle")
     assert sorted(bundle.rounds) == [1]
     assert sorted(bundle.clients) == ["client-0", "client-1"]
-    assert findings_of(bundle, 1) == []
+    assert contradictions_of(bundle, 1) == []
     for client in bundle.clients:
         told = bundle.facts_of(client, 1)
-        assert [best(told, name) for name in ("optimiser", "lr", "steps", "batch_norm")] == ["SGD", 0.1, 1, "batch"]
+        assert [preferred(told, name) for name in ("optimiser", "lr", "steps", "batch_norm")] == [
+            "SGD",
+            0.1,
+            1,
+            "batch",
+        ]
         truth = Truths.load(home / "recordings" / "bundle-truth" / client)
         assert len(truth.examples[client].labels) == 2

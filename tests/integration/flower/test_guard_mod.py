@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedglass.guard import REFUSED, Guard, Reason
-from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, remembered
+from fedglass.guard.flower import CODE, STATE, GuardMod, Quorum, load_memory
 from fedglass.guard.runners import InlineRunner
 
 HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
@@ -81,7 +81,7 @@ def is_refusal(reply: Message) -> bool:
 def test_a_leaking_update_becomes_the_fixed_error() -> None:
     ctxt = context()
     assert is_refusal(GuardMod(Guard(**HERE))(instruction(), ctxt, honest))
-    assert remembered(ctxt).counts.refused == 1
+    assert load_memory(ctxt).counts.refused == 1
     assert f"{STATE}sent" not in ctxt.state, "what did not leave is not kept as sent"
 
 
@@ -94,8 +94,8 @@ def test_a_protected_update_leaves_as_it_is() -> None:
     assert list(sent) == list(expected)
     assert all(torch.equal(sent[name], expected[name]) for name in expected)
     assert dict(reply.content["metrics"]) == {"num-examples": 4}
-    assert remembered(ctxt).counts.checked == 1
-    assert remembered(ctxt).sent is not None
+    assert load_memory(ctxt).counts.checked == 1
+    assert load_memory(ctxt).sent is not None
 
 
 def test_noise_that_a_mod_forgot_is_noticed() -> None:
@@ -162,7 +162,7 @@ def test_a_client_that_was_alone_falls_silent() -> None:
     following = instruction()
     following.content["arrays"] = first.content["arrays"]
     assert is_refusal(GuardMod(guard)(following, ctxt, noisy(1.0)))
-    assert remembered(ctxt).counts.alone == 1
+    assert load_memory(ctxt).counts.alone == 1
 
 
 def test_a_mean_over_one_that_is_left_is_not_made() -> None:

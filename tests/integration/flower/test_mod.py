@@ -18,7 +18,7 @@ from tests.integration.flower.conftest import EXAMPLES, examples_of
 from fedglass.federation.truth import Truths
 from fedglass.recorders.flower import recorded, recording_mod
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
 from fedglass.recordings.join import join
 from fedglass.recordings.reader import read_bundle
 
@@ -39,7 +39,8 @@ def test_training_is_read_and_joined_with_what_the_server_saw(federation: Make, 
     joined = join(tmp_path / "joined", folders)
     told = joined.facts_of("client-3", 2)
     read = {
-        name: best(told, name) for name in ("optimiser", "lr", "steps", "epochs", "batch_size", "batch_norm", "loss")
+        name: preferred(told, name)
+        for name in ("optimiser", "lr", "steps", "epochs", "batch_size", "batch_norm", "loss")
     }
     assert read == {
         "optimiser": "SGD",
@@ -50,9 +51,9 @@ def test_training_is_read_and_joined_with_what_the_server_saw(federation: Make, 
         "batch_norm": "batch",
         "loss": "cross_entropy",
     }
-    assert best(told, "options")["momentum"] == 0.9
-    assert best(joined.facts, "shape") == [1, 8, 8]
-    assert best(joined.facts, "classes") == 5
+    assert preferred(told, "options")["momentum"] == 0.9
+    assert preferred(joined.facts, "shape") == [1, 8, 8]
+    assert preferred(joined.facts, "classes") == 5
 
 
 def test_the_truth_is_the_clients_own_examples_in_the_order_of_its_batches(federation: Make, tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_mods_that_clip_and_add_noise_are_read(federation: Make, tmp_path: Path)
     federation([recording_mod(tmp_path / "clipped"), fixedclipping_mod]).play(wrapped, rounds=1)
 
     first, second = (
-        best(read_bundle(tmp_path / name / "client-0").facts_of("client-0", 1), "defences")
+        preferred(read_bundle(tmp_path / name / "client-0").facts_of("client-0", 1), "defences")
         for name in ("noisy", "clipped")
     )
 
@@ -108,7 +109,7 @@ def test_a_training_that_nobody_could_hear_is_said_in_the_log(
 
     federation([recording_mod(tmp_path / "clients"), elsewhere]).play(FedAvg(**ALL), rounds=1)
 
-    assert caplog.text.count("seen no step") == 5
+    assert caplog.text.count("No torch optimizer step was observed") == 5
 
 
 def test_a_training_that_could_not_be_followed_is_told_as_such(
@@ -117,12 +118,12 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(
     def failing(reader: TrainingReader, *given: object) -> None:
         raise RuntimeError("of an odd module")
 
-    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    monkeypatch.setattr(TrainingReader, "_on_enter", failing)
     federation([recording_mod(tmp_path / "clients")]).play(FedAvg(**ALL), rounds=1)
 
     told = read_bundle(tmp_path / "clients" / "client-0").facts_of("client-0", 1)
 
-    assert [name for name in told if name != "defences"] == ["x-reservations"]
+    assert [name for name in told if name != "defences"] == ["x-reservations", "x-reservation-ids"]
 
 
 def test_a_client_that_fails_fails_as_ever(federation: Make, tmp_path: Path) -> None:

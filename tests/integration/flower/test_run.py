@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import best
+from fedglass.recordings.format import preferred
 from fedglass.recordings.join import join
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 SCRIPT = Path(__file__).with_name("simulations.py")
@@ -54,11 +54,11 @@ def test_a_real_run_is_a_whole_bundle(plain: Path) -> None:
     assert sorted(bundle.rounds) == [1, 2]
     assert sorted(bundle.clients) == ["client-0", "client-1", "client-2"]
     for index in bundle.rounds:
-        assert [finding.words for finding in findings_of(bundle, index)] == []
+        assert [finding.text for finding in contradictions_of(bundle, index)] == []
         for client in bundle.clients:
             told = bundle.facts_of(client, index)
-            assert [best(told, name) for name in ("optimiser", "lr", "steps", "examples")] == ["SGD", 0.1, 1, 4]
-            assert best(told, "config") == {"lr": 0.1, "server-round": index}
+            assert [preferred(told, name) for name in ("optimiser", "lr", "steps", "examples")] == ["SGD", 0.1, 1, 4]
+            assert preferred(told, "config") == {"lr": 0.1, "server-round": index}
 
 
 def test_the_truth_of_each_client_stays_with_it(plain: Path) -> None:
@@ -74,7 +74,7 @@ def test_secure_aggregation_shows_the_aggregate_alone(tmp_path: Path) -> None:
     clients = sorted((tmp_path / "clients").iterdir())
     bundle = join(tmp_path / "joined", [tmp_path / "bundle", *clients])
 
-    assert best(bundle.facts, "sees") == "aggregate"
+    assert preferred(bundle.facts, "sees") == "aggregate"
     past = bundle.rounds[1]
     assert sorted(bundle.clients) == ["client-0", "client-1", "client-2"]
     assert [message.received for message in past.messages] == [None] * 3
@@ -84,5 +84,5 @@ def test_secure_aggregation_shows_the_aggregate_alone(tmp_path: Path) -> None:
     assert list(after) == ["0", "1", "2", "3"]
     assert all(not torch.equal(before[name], after[name]) for name in after)
     for client in bundle.clients:
-        assert best(bundle.facts_of(client, 1), "examples") == 4
-        assert best(bundle.facts_of(client, 1), "optimiser") == "SGD"
+        assert preferred(bundle.facts_of(client, 1), "examples") == 4
+        assert preferred(bundle.facts_of(client, 1), "optimiser") == "SGD"

@@ -15,10 +15,10 @@ from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
 
 from fedglass.core.errors import UsageError
-from fedglass.recorders.flower import Recorded, recorded
+from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 Make = Callable[..., Any]
@@ -69,7 +69,7 @@ def test_recording_changes_nothing_and_takes_down_what_was_said(name: str, feder
             assert message.received is not None
             taken = bundle.arrays(message.received)
             assert all(np.array_equal(taken[key].numpy(), said[key]) for key in said)
-            config = best(bundle.facts_of(message.client, index), "config")
+            config = preferred(bundle.facts_of(message.client, index), "config")
             assert (config["lr"], config["server-round"]) == (0.1, index)
     last = bundle.rounds[2].aggregated
     assert last is not None
@@ -88,7 +88,7 @@ def test_the_rule_and_its_options_are_read_off_the_strategy(name: str, federatio
 def test_a_wrapper_is_a_rule_of_its_own_and_tells_its_numbers(federation: Make, tmp_path: Path) -> None:
     federation().play(recorded(STRATEGIES["server clips"](), tmp_path / "bundle"), rounds=1)
 
-    rule = best(read_bundle(tmp_path / "bundle").facts, "rule")
+    rule = preferred(read_bundle(tmp_path / "bundle").facts, "rule")
 
     assert rule["name"] == "DifferentialPrivacyServerSideFixedClipping"
     assert rule["options"]["clipping_norm"] == 0.1
@@ -108,7 +108,7 @@ def test_the_mean_is_found_to_be_the_mean_of_the_messages(federation: Make, tmp_
 
     bundle = read_bundle(tmp_path / "bundle")
 
-    assert [finding.words for index in bundle.rounds for finding in findings_of(bundle, index)] == []
+    assert [finding.text for index in bundle.rounds for finding in contradictions_of(bundle, index)] == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_clipping_by_clients_is_what_the_server_asked_for(
         declared = bundle.facts_of(client, 1)["defences"]["declared"]
         assert declared == [{"name": "clip", "options": {"norm": 0.1}}]
     # Flower's clipping passes over 0-d tensors: the network's scalar parameter leaves as it is, and so does a counter.
-    words = " ".join(finding.words for finding in findings_of(bundle, 1))
+    words = " ".join(finding.text for finding in contradictions_of(bundle, 1))
     assert "scale" in words
     assert "num_batches_tracked" in words
 
@@ -181,7 +181,7 @@ def test_local_privacy_is_in_the_message_that_is_recorded(federation: Make, tmp_
 
 
 def test_as_a_mixin(federation: Make, tmp_path: Path) -> None:
-    class Mine(Recorded, flower.FedAvg):
+    class Mine(RecordedStrategy, flower.FedAvg):
         """Somebody's own."""
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
@@ -190,7 +190,7 @@ def test_as_a_mixin(federation: Make, tmp_path: Path) -> None:
     federation().play(Mine(**ALL, bundle=tmp_path / "bundle", facts={"classes": 5}), rounds=1)
 
     bundle = read_bundle(tmp_path / "bundle")
-    assert best(bundle.facts, "classes") == 5
+    assert preferred(bundle.facts, "classes") == 5
     assert len(bundle.clients) == 5
 
 
@@ -245,12 +245,12 @@ def test_the_same_of_the_older_api(tmp_path: Path) -> None:
     common, clients = parameters(0.0), [SimpleNamespace(node_id=node) for node in (70, 80, 90)]
     sent = (common, parameters(1.0), parameters(0.0))
     calls = [(c, SimpleNamespace(parameters=p, config={})) for c, p in zip(clients, sent, strict=True)]
-    recorder.calling(1, calls, flower.FedAvg())
+    recorder.sending_fit(1, calls, flower.FedAvg())
     results = [
         (c, SimpleNamespace(parameters=parameters(2.0), metrics={"partition-id": i}, num_examples=1))
         for i, c in enumerate(clients)
     ]
-    recorder.fitted(1, results, flower.FedAvg())
+    recorder.received_fit(1, results, flower.FedAvg())
 
     messages = read_bundle(tmp_path / "bundle").rounds[1].messages
 
@@ -268,7 +268,7 @@ def test_another_way_to_aggregate_is_not_called_the_mean(federation: Make, tmp_p
 
     federation().play(recorded(Odd(**ALL), tmp_path / "bundle"), rounds=1)
 
-    assert best(read_bundle(tmp_path / "bundle").facts, "rule")["name"] == "Odd"
+    assert preferred(read_bundle(tmp_path / "bundle").facts, "rule")["name"] == "Odd"
 
 
 def test_a_folder_that_holds_another_recording_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_what_a_reply_holds_beside_its_model_is_told(
 ) -> None:
     federation([adding(record)]).play(recorded(STRATEGIES["mean"](), tmp_path / "bundle"), rounds=1)
 
-    assert best(read_bundle(tmp_path / "bundle").facts_of("client-0", 1), "x-further-arrays") == told
+    assert preferred(read_bundle(tmp_path / "bundle").facts_of("client-0", 1), "x-further-arrays") == told
 
 
 def test_a_recorder_that_stopped_is_seen_in_its_bundle(federation: Make, tmp_path: Path) -> None:
@@ -334,4 +334,4 @@ def test_a_recorder_that_stopped_is_seen_in_its_bundle(federation: Make, tmp_pat
 
     bundle = read_bundle(tmp_path / "bundle")
     assert sorted(bundle.rounds) == [1]
-    assert best(bundle.facts, "x-lost") is True
+    assert preferred(bundle.facts, "x-lost") is True

@@ -23,8 +23,8 @@ from torch import nn
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds, defences_of
-from fedglass.recordings.format import FURTHER, best
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import EXTRA_ARRAYS, preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 
@@ -62,8 +62,8 @@ def test_rounds_are_recorded_as_they_pass(tmp_path: Path) -> None:
     assert first.aggregated is not None
     assert torch.equal(bundle.arrays(first.aggregated)["w"], torch.ones(3))
     assert second.aggregated is None  # the last global model passes no filter
-    assert best(bundle.facts_of("site-2", 1), "weight") == 4.0
-    assert best(bundle.facts_of("site-2", 1), "examples") is None
+    assert preferred(bundle.facts_of("site-2", 1), "weight") == 4.0
+    assert preferred(bundle.facts_of("site-2", 1), "examples") is None
 
 
 def test_a_difference_is_recorded_as_one(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_arrays_beside_the_model_are_told(tmp_path: Path) -> None:
 
     bundle = read_bundle(tmp_path / "b")
 
-    told = best(bundle.facts_of("a", 0), FURTHER)
+    told = preferred(bundle.facts_of("a", 0), EXTRA_ARRAYS)
     assert told == {"SCAFFOLD_CTRL_DIFF": {"w": [3], "b": [2, 2]}}
-    assert FURTHER not in bundle.facts_of("c", 0)
+    assert EXTRA_ARRAYS not in bundle.facts_of("c", 0)
 
 
 def test_an_error_is_an_absence_that_is_told(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_who_sends_what_no_filter_can_see_was_there(tmp_path: Path) -> None:
     (message,) = bundle.rounds[0].messages
     assert message.absent is None
     assert message.received is None
-    assert best(bundle.facts_of("a", 0), "x-unseen") == "its reply is no model that a filter can see"
+    assert preferred(bundle.facts_of("a", 0), "x-unseen") == "its reply holds no model that a filter can see"
 
 
 def test_training_in_another_thread_is_read(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_training_in_another_thread_is_read(tmp_path: Path) -> None:
     TrainingEnds(folder, str(tmp_path / "truth"), None, [[0.0], [1.0]]).process(payload(ONE), ctx)
 
     told = read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)
-    assert [best(told, name) for name in ("optimiser", "lr", "steps", "examples")] == ["Adam", 0.01, 1, 5]
+    assert [preferred(told, name) for name in ("optimiser", "lr", "steps", "examples")] == ["Adam", 0.01, 1, 5]
     own = Truths.load(tmp_path / "truth" / "site-1").examples["site-1"]
     assert torch.equal(own.images, images)
     assert torch.equal(own.labels, labels)
@@ -148,14 +148,17 @@ def test_a_training_that_could_not_be_followed_is_told_as_such(tmp_path: Path, m
     def failing(reader: TrainingReader, *given: object) -> None:
         raise RuntimeError("of an odd module")
 
-    monkeypatch.setattr(TrainingReader, "_entered", failing)
+    monkeypatch.setattr(TrainingReader, "_on_enter", failing)
     model, ctx = nn.Linear(4, 3), context("site-1", peer=False)
     TrainingBegins(str(tmp_path / "clients")).process(payload(ZERO), ctx)
     nn.functional.cross_entropy(model(torch.rand(2, 4)), torch.tensor([0, 1])).backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     TrainingEnds(str(tmp_path / "clients")).process(payload(ONE), ctx)
 
-    assert list(read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)) == ["x-reservations"]
+    assert list(read_bundle(tmp_path / "clients" / "site-1").facts_of("site-1", 0)) == [
+        "x-reservations",
+        "x-reservation-ids",
+    ]
 
 
 def test_other_filters_of_the_client_are_its_defences_with_their_options(tmp_path: Path) -> None:
@@ -189,9 +192,9 @@ def test_what_a_message_passed_is_told_beside_what_is_declared_of_it(tmp_path: P
 
     bundle = read_bundle(tmp_path / "b")
 
-    assert best(bundle.facts_of("a", 0), "filters") == ["PercentilePrivacy"]
-    (found,) = findings_of(bundle, 0)
-    assert "passed 'PercentilePrivacy' on its way, of which no declared defence tells" in found.words
+    assert preferred(bundle.facts_of("a", 0), "filters") == ["PercentilePrivacy"]
+    (found,) = contradictions_of(bundle, 0)
+    assert "went through filter 'PercentilePrivacy', which no declared defence mentions" in found.text
 
 
 def test_a_filter_that_can_not_write_passes_everything_on(tmp_path: Path) -> None:
@@ -211,12 +214,12 @@ def test_what_a_reply_holds_beside_its_model_is_told(tmp_path: Path) -> None:
 
     bundle = read_bundle(tmp_path / "b")
 
-    assert best(bundle.facts_of("a", 0), "x-further-arrays") == {"picture": [4], "scaffold_c_diff": {"w": [2, 3]}}
-    assert best(bundle.facts_of("b", 0), "x-further-arrays") is None
+    assert preferred(bundle.facts_of("a", 0), "x-further-arrays") == {"picture": [4], "scaffold_c_diff": {"w": [2, 3]}}
+    assert preferred(bundle.facts_of("b", 0), "x-further-arrays") is None
 
 
 def test_a_message_that_could_not_be_taken_down_is_seen_in_the_bundle(tmp_path: Path) -> None:
     SentFilter(str(tmp_path / "b")).process(payload(ZERO), context("a", peer=True))
     ReceivedFilter(str(tmp_path / "b")).process(payload({"w": "no array"}), context("a", peer=True))
 
-    assert best(read_bundle(tmp_path / "b").facts, "x-lost") is True
+    assert preferred(read_bundle(tmp_path / "b").facts, "x-lost") is True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.guard import REFUSED, GuardCounts, GuardRefusal
-from fedglass.guard.nvflare import _CAME, _MEMORIES, _READERS, GuardFilter
+from fedglass.guard.nvflare import _MEMORIES, _READERS, _RECEIVED, GuardFilter
 
 NOISY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "budget_seconds": 600.0}
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -28,7 +28,7 @@ def forgotten() -> Iterator[None]:
     yield
     for reader in _READERS.values():
         reader.__exit__(None, None, None)
-    for kept in (_CAME, _MEMORIES, _READERS):
+    for kept in (_RECEIVED, _MEMORIES, _READERS):
         kept.clear()
 
 

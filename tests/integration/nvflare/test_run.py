@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.integration.nvflare.job.network import examples
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import best
-from fedglass.recordings.observed import findings_of
+from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
 JOB = Path(__file__).with_name("job")
@@ -34,15 +34,15 @@ def test_a_real_run_is_a_whole_bundle_with_every_clients_training_and_truth(tmp_
 
     assert sorted(bundle.rounds) == [0, 1]
     for index in bundle.rounds:
-        assert [finding.words for finding in findings_of(bundle, index)] == []
+        assert [finding.text for finding in contradictions_of(bundle, index)] == []
         for site in sites:
             told = bundle.facts_of(site, index)
-            assert [best(told, n) for n in ("optimiser", "lr", "steps", "epochs")] == ["SGD", 0.1, 4, 2]
-            (filtered,) = best(told, "defences")
+            assert [preferred(told, n) for n in ("optimiser", "lr", "steps", "epochs")] == ["SGD", 0.1, 4, 2]
+            (filtered,) = preferred(told, "defences")
             assert filtered["name"] == "PercentilePrivacy"
             assert (filtered["options"]["percentile"], filtered["options"]["gamma"]) == (0, 1000.0)
-            assert best(told, "filters") == ["PercentilePrivacy"]
-            assert [best(told, n) for n in ("batch_norm", "loss", "weight")] == ["batch", "cross_entropy", 4.0]
+            assert preferred(told, "filters") == ["PercentilePrivacy"]
+            assert [preferred(told, n) for n in ("batch_norm", "loss", "weight")] == ["batch", "cross_entropy", 4.0]
     for site in sites:
         own = Truths.load(tmp_path / "bundle-truth" / site).examples[site]
         images, _ = examples(site)

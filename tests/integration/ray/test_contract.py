@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from fedglass.core.types import Training
-from fedglass.execution.client_training import answers_of
-from fedglass.execution.executor import Lost, Ready, Watch
+from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import Callbacks, FailedJob, PooledExecutor
 from fedglass.execution.ray import OnRay
 
 from .conftest import titles
@@ -72,26 +72,28 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def ray_of_two(office: ModuleType) -> Iterator[Ready]:
+def ray_of_two(office: ModuleType) -> Iterator[PooledExecutor]:
     """One cluster for the tests of this module: it takes a while to start."""
-    with OnRay(workers=2).kept() as ready:
+    with OnRay(workers=2).persistent() as ready:
         yield ready
 
 
-def quiet() -> Watch[Any]:
-    return Watch(lambda job: None, lambda job, done, total: None)
+def quiet() -> Callbacks[Any]:
+    return Callbacks(lambda job: None, lambda job, done, total: None)
 
 
-def test_every_job_comes_back_once_with_its_result(ray_of_two: Ready, office: ModuleType) -> None:
+def test_every_job_comes_back_once_with_its_result(ray_of_two: PooledExecutor, office: ModuleType) -> None:
     jobs, started = [float(i) for i in range(9)], list[float]()
-    back = list(ray_of_two.run(office.halved, jobs, Watch(started.append, lambda *way: None)))
+    back = list(ray_of_two.run(office.halved, jobs, Callbacks(started.append, lambda *way: None)))
     assert sorted(id(job) for job, _ in back) == sorted(map(id, jobs)), "the same objects"
     assert all(result == (job / 2, 1) for job, result in back), "results are their own, on one thread"
     assert started == jobs
     assert ray_of_two.slots() == 2
 
 
-def test_our_variables_are_those_of_now(ray_of_two: Ready, office: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_variables_are_those_of_now(
+    ray_of_two: PooledExecutor, office: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "FEDGLASS_TEST_OF_RAY"
     assert dict(ray_of_two.run(office.told, [name], quiet())) == {name: None}
     monkeypatch.setenv(name, "set later")
@@ -99,33 +101,35 @@ def test_our_variables_are_those_of_now(ray_of_two: Ready, office: ModuleType, m
 
 
 def test_lost_workers_are_replaced_and_the_deadly_are_given_up(
-    ray_of_two: Ready, office: ModuleType, tmp_path: Path
+    ray_of_two: PooledExecutor, office: ModuleType, tmp_path: Path
 ) -> None:
     mark = str(tmp_path / "mark")
     assert dict(ray_of_two.run(office.deadly, [mark], quiet())) == {mark: 3}
     ((_, lost),) = ray_of_two.run(office.always_deadly, [1], quiet())
-    assert isinstance(lost, Lost)
-    assert "4 workers of the cluster were lost with this case" in lost.why
+    assert isinstance(lost, FailedJob)
+    assert "4 workers of the cluster were lost with this case" in lost.reason
     ((_, fault),) = ray_of_two.run(office.faulty, [1], quiet())
-    assert isinstance(fault, Lost)
-    assert "ValueError: a fault of this work" in fault.why
+    assert isinstance(fault, FailedJob)
+    assert "ValueError: a fault of this work" in fault.reason
 
 
-def test_a_run_can_be_left_in_the_middle_and_another_begun(ray_of_two: Ready, office: ModuleType) -> None:
+def test_a_run_can_be_left_in_the_middle_and_another_begun(ray_of_two: PooledExecutor, office: ModuleType) -> None:
     run = ray_of_two.run(office.halved, [1.0, 2.0, 3.0], quiet())
     next(run)
     run.close()
     assert len(list(ray_of_two.run(office.halved, [1.0, 2.0, 3.0], quiet()))) == 3
 
 
-def test_clients_train_there_to_the_same_bit(ray_of_two: Ready, toy: Any) -> None:
+def test_clients_train_there_to_the_same_bit(ray_of_two: PooledExecutor, toy: Any) -> None:
     federation = toy.federation(Training(lr=0.1, epochs=2, batch_size=2), clients=5)
-    here, there = federation.play(2), federation.play(2, train_clients=answers_of(ray_of_two))
+    here, there = federation.play(2), federation.play(2, train_clients=client_trainer(ray_of_two))
     for a, b in zip(here, there, strict=True):
         assert all(torch.equal(a.step[name], b.step[name]) for name in a.step)
 
 
-def test_nothing_listens_beyond_loopback_and_strangers_are_refused(ray_of_two: Ready, office: ModuleType) -> None:
+def test_nothing_listens_beyond_loopback_and_strangers_are_refused(
+    ray_of_two: PooledExecutor, office: ModuleType
+) -> None:
     assert len(list(ray_of_two.run(office.halved, [1.0], quiet()))) == 1
     family = titles(os.getpid())
     assert any("raylet" in name for name in family.values())

@@ -120,7 +120,7 @@ def test_a_cluster_is_joined_by_its_token_and_by_nothing_else(
 
     code, said = audited(start, plan, tmp_path / "other", head.address)
     assert (code, said.count("\n")) == (2, 1)
-    assert "joined with its token, and there is none here" in said
+    assert "needs its token, and none is set here" in said
 
 
 def test_who_accepts_and_says_nothing_is_given_up(plan: Path, start: Start, tmp_path: Path) -> None:

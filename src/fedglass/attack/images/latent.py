@@ -34,11 +34,11 @@ from fedglass.diffusion.folder import (
     network_folder,
 )
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
-from fedglass.diffusion.training import Course, beginning, train
+from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
 
 OWN, NONE = "own", "none"
 """Values instead of a folder: the adversary trains an autoencoder itself, or uses none."""
-OWN_COURSE = Course(steps=1, lr=5e-3, batch_size=16, average=0.98)
+OWN_COURSE = TrainingOptions(steps=1, lr=5e-3, batch_size=16, average=0.98)
 """The training of the adversary's own autoencoder, with higher rates than one of thousands of steps has."""
 ENOUGH_IMAGES = 500
 """Number of images to learn from; fewer are augmented up to it."""
@@ -180,8 +180,8 @@ def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
-        state = train(beginning(network, course), lesson_of(images), course)
-    return settled(network, state, images).eval().requires_grad_(False)
+        training = ImageModelTraining(network, lesson_of(images), course).run()
+    return settled(network, training, images).eval().requires_grad_(False)
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:

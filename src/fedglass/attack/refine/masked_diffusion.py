@@ -1,4 +1,15 @@
-"""The masked diffusion enhancer: a made-up picture of the right class that resembles the raw one."""
+"""The masked diffusion enhancer: a generated picture of the right class that resembles the raw one.
+
+It searches for a start of sampling that leads to a picture like the raw image: argmin over x_T of |mu(x_T, T) - x|^2
+with the noise predictions held constant [Federated Learning Nodes Can Reconstruct Peers' Image Data, Eq. 4], where mu
+samples without randomness [Song et al., 2021, DDIM with eta 0]. In units of the image, xbar_t = x_t / sqrt(abar_t), a
+step of it from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t). With constant eps the end is therefore affine in
+the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and an epoch costs one sampling, without a
+graph over the steps.
+
+A stopping rule ends the search: beyond some point it copies the flaws of the raw image. The rule does not see the
+truth, only the raw images, the distance of the pictures to them, and the starts.
+"""
 
 from __future__ import annotations
 
@@ -19,50 +30,52 @@ from fedglass.core.types import Film, Knowledge
 from fedglass.diffusion.denoiser import ClassModel, Denoiser, Sampler
 from fedglass.diffusion.stored import Model, stored
 
-# When a search for a start of sampling has gone far enough: beyond, it copies the flaws of the raw image.
-#
-# A rule sees no truth: the raw images, how far the pictures still are from them, and the starts.
+FRAMES = 12
+"""Pictures of the search that are stored in addition to the last one."""
+BATCH = 64
+"""Images that are sampled together, so that memory does not grow with their number."""
+GREY = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """All that a rule is told after an epoch."""
+    """The state of a search after an epoch, as a stopping rule sees it."""
 
     errors: Tensor  # (epochs so far, n): squared errors of the pictures' pixels to the raw images
-    starts: Tensor  # (n, ...): where the pictures are sampled from
+    starts: Tensor  # (n, ...): the starts of sampling
     raw: Tensor  # (n, c, h, w), pixels before whitening
 
 
 class Stopping(Protocol):
-    """Says of each image whether it is to be taken as it is now."""
+    """A rule that decides for each image if its search ends."""
 
-    def stops(self, way: SearchState) -> Tensor:
-        """Whether each image is done.  # (n,), bool"""
+    def stops(self, state: SearchState) -> Tensor:
+        """Mark the images that are done.  # (n,), bool"""
         ...
 
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """Once the picture differs from the raw image by no more than the raw image's own noise [Morozov, 1966].
+    """Stop once the picture differs from the raw image by no more than the raw image's own noise [Morozov, 1966].
 
-    What is nearer than that can only be nearer to the noise. The noise is estimated from second differences in both
-    directions, which pass over smooth surfaces and straight edges [Immerkaer, 1996]; it must be white, which that of
-    an enlarged image is not.
+    A nearer picture can only be nearer to the noise. The noise is estimated from second differences in both directions,
+    which ignore smooth surfaces and straight edges [Immerkaer, 1996]. It must be white, unlike that of an enlarged
+    image.
     """
 
     factor: float = 1.0
 
-    def stops(self, way: SearchState) -> Tensor:
-        return way.errors[-1] <= self.factor * noise_level_of(way.raw).square()
+    def stops(self, state: SearchState) -> Tensor:
+        return state.errors[-1] <= self.factor * noise_level_of(state.raw).square()
 
 
 @dataclass(frozen=True)
 class Flattening:
-    """Once the last `over` epochs have won less than a share of all that was won: the knee of the curve.
+    """Stop once the last `over` epochs brought less than a share of the total improvement: the knee of the curve.
 
-    What is won first is the shape that sample and raw image can share; what is won slowly afterwards is copied from the
-    raw image against the model. It needs no estimate of the raw image's noise, which is not white where a search
-    enlarged what it found at low resolution: there `NoiseLevel` never stops.
+    The first improvement is the shape that sample and raw image can share; the slow improvement afterwards is copied
+    from the raw image against the model. The rule needs no estimate of the raw image's noise, which is not white if a
+    search enlarged a result of low resolution: there `NoiseLevel` never stops.
     """
 
     share: float = 0.1
@@ -72,22 +85,22 @@ class Flattening:
         if self.over < 1 or self.share < 0:
             raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
 
-    def stops(self, way: SearchState) -> Tensor:
-        if len(way.errors) <= self.over:
-            return torch.zeros_like(way.errors[-1], dtype=torch.bool)
-        least = way.errors.amin(0)
-        before = way.errors[: -self.over].amin(0)
-        return before - least <= self.share * (way.errors[0] - least)
+    def stops(self, state: SearchState) -> Tensor:
+        if len(state.errors) <= self.over:
+            return torch.zeros_like(state.errors[-1], dtype=torch.bool)
+        least = state.errors.amin(0)
+        before = state.errors[: -self.over].amin(0)
+        return before - least <= self.share * (state.errors[0] - least)
 
 
 @dataclass(frozen=True)
 class WhiteStart:
-    """Once the start is no longer white noise: neighbours in it agree by more standard deviations than chance explains.
+    """Stop once the start is no longer white noise: its neighbours agree by more standard deviations than by chance.
 
-    The network was trained to sample from white noise alone, and there its samples look like real images. The search
-    prints the raw image into the start, for it cares for nothing else; from where that shows on, pictures are no longer
-    samples and begin to blur. Products of neighbours have mean 0 and variance 1 in white noise, so that their sum over
-    the root of their number says by how many standard deviations a start departs.
+    The network was trained to sample only from white noise, and there its samples look like real images. The search
+    prints the raw image into the start, since it minimises nothing else. Once that shows, pictures are no longer
+    samples and begin to blur. Products of neighbours have mean 0 and variance 1 in white noise, so their sum over the
+    root of their number is the deviation of a start in standard deviations.
     """
 
     deviations: float = 3.0
@@ -96,13 +109,13 @@ class WhiteStart:
         if self.deviations <= 0:
             raise UsageError(f"A start may deviate by more than 0 standard deviations, got {self.deviations}.")
 
-    def stops(self, way: SearchState) -> Tensor:
-        return agreement(way.starts) > self.deviations
+    def stops(self, state: SearchState) -> Tensor:
+        return agreement(state.starts) > self.deviations
 
 
 @dataclass(frozen=True)
 class OracleEpoch:
-    """At a given epoch: the paper's choice, made by an eye that knows what the truth looks like.
+    """Stop at a fixed epoch: the paper's choice, made by eye, with knowledge of the truth.
 
     To choose it, look at the film of a run with the largest number of epochs.
     """
@@ -115,12 +128,12 @@ class OracleEpoch:
         if self.epoch < 0:
             raise UsageError(f"The epoch at which to stop must not be negative, got {self.epoch}.")
 
-    def stops(self, way: SearchState) -> Tensor:
-        return torch.full_like(way.errors[-1], len(way.errors) > self.epoch, dtype=torch.bool)
+    def stops(self, state: SearchState) -> Tensor:
+        return torch.full_like(state.errors[-1], len(state.errors) > self.epoch, dtype=torch.bool)
 
 
 def agreement(starts: Tensor) -> Tensor:
-    """By how many standard deviations neighbours agree more than those of white noise.  # (n, c, h, w) -> (n,)
+    """Return by how many standard deviations neighbours agree more than in white noise.  # (n, c, h, w) -> (n,)
 
     >>> float(agreement(torch.ones(1, 1, 2, 2)))
     2.0
@@ -132,7 +145,7 @@ def agreement(starts: Tensor) -> Tensor:
 
 
 def noise_level_of(images: Tensor) -> Tensor:
-    """The standard deviation of each image's white noise.  # (n, c, h, w) -> (n,)
+    """Return the standard deviation of each image's white noise.  # (n, c, h, w) -> (n,)
 
     >>> flat = torch.full((1, 1, 9, 9), 0.5)
     >>> float(noise_level_of(flat))
@@ -144,32 +157,13 @@ def noise_level_of(images: Tensor) -> Tensor:
     return math.sqrt(math.pi / 2) / 6 * differences.view(len(images), -1).mean(1)
 
 
-# The search of the masked diffusion enhancer: a start of sampling whose end looks like the raw image.
-#
-# argmin over x_T of |mu(x_T, T) - x|^2 with the noise predictions held constant [Federated Learning Nodes Can
-# Reconstruct
-# Peers' Image Data, Eq. 4], where mu samples without chance [Song et al., 2021, DDIM with eta 0]. In units of the
-# image,
-# xbar_t = x_t / sqrt(abar_t), a step of it from sigma to sigma' is xbar + (sigma' - sigma) eps(x_t). With eps taken
-# for a
-# constant the end is therefore affine in the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and
-# an
-# epoch costs one sampling, without a graph over the steps.
-
-
-FRAMES = 12
-"""How many pictures of the way are kept beside the last one."""
-BATCH = 64
-"""How many images are sampled together, so that memory does not grow with their number."""
-
-
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """Starts and classes to pictures, in so many steps."""
+    """A map from starts and classes to pictures, in `steps` steps."""
 
     denoiser: Denoiser
     decode: Callable[[Tensor], Tensor]
-    """What is denoised to images in [-1, 1]; differentiated."""
+    """Maps denoised tensors to images in [-1, 1]; it is differentiated."""
     steps: int
 
     @property
@@ -177,17 +171,17 @@ class Sampling:
         """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
         return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
 
-    def towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
-        """Where starts lead, how far that is from the raw images, and which way lies the least distance."""
+    def fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
+        """Return the pictures of the starts, their distances to the raw images, and the gradient of these."""
         parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
-        fits = [self._towards(*part) for part in parts]
+        fits = [self._fit(*part) for part in parts]
         return StartFit(
             torch.cat([fit.pictures for fit in fits]),
             torch.cat([fit.errors for fit in fits]),
             torch.cat([fit.gradient for fit in fits]),
         )
 
-    def _towards(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
+    def _fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
         ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
@@ -199,7 +193,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class StartFit:
-    """The pictures of some starts beside the raw images."""
+    """The pictures of some starts, compared with the raw images."""
 
     pictures: Tensor  # (n, c, h, w), pixels
     errors: Tensor  # (n,)
@@ -208,7 +202,7 @@ class StartFit:
 
 @dataclass(frozen=True)
 class StartSearch:
-    """Adam on the starts, each image on its own until the rule takes it or the epochs are over."""
+    """Adam on the starts, each image separately until the rule stops it or the epochs are over."""
 
     epochs: int
     lr: float
@@ -221,20 +215,20 @@ class StartSearch:
     def run(
         self, sampling: Sampling, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
     ) -> tuple[Tensor, Film]:
-        """The pictures that were taken, and how they came about."""
+        """Return the final pictures, and a film of the search."""
         starts = starts.clone().requires_grad_()
         adam = torch.optim.Adam([starts], lr=self.lr)
         searching = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
         taken, chosen = raw.clone(), torch.zeros(len(raw), dtype=torch.int64)
-        way, frames = [], {}
+        errors, frames = [], {}
         shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
         for epoch in range(self.epochs + 1):
-            fit = sampling.towards(starts.detach()[searching], labels[searching], raw[searching])
+            fit = sampling.fit(starts.detach()[searching], labels[searching], raw[searching])
             taken[searching], chosen[searching.cpu()] = fit.pictures, epoch
-            way.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, fit.errors))
+            errors.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, fit.errors))
             starts.grad = torch.zeros_like(starts)
             starts.grad[searching] = fit.gradient
-            stops = self.stop.stops(SearchState(torch.stack(way), starts.detach(), raw))
+            stops = self.stop.stops(SearchState(torch.stack(errors), starts.detach(), raw))
             searching = searching & ~stops
             progress(epoch, self.epochs)
             over = epoch == self.epochs or not bool(searching.any())
@@ -246,17 +240,14 @@ class StartSearch:
         return taken, Film(tuple(frames), torch.stack(list(frames.values())), tuple(chosen.tolist()))
 
 
-GREY = 0.5
-
-
 @dataclass(frozen=True)
 class MaskedDiffusion:
-    """A sample of `model` for the recovered class, whose start was moved until it resembles the raw image.
+    """A sample of `model` for the recovered class, from a start that was moved until it resembles the raw image.
 
     [Federated Learning Nodes Can Reconstruct Peers' Image Data, Section 3.3 and Eq. 4]. The paper takes 250 steps of
     sampling, guidance 4, Adam at 0.01 and up to 100 epochs; the class is typed in and the epoch chosen by eye. Here
-    the class is the recovered label and `search.stop` chooses blindly. The picture shares class and rough shape with
-    the private image. Its detail is the model's: it must not be taken for the private image's own.
+    the class is the recovered label, and `search.stop` chooses the epoch without the truth. The picture shares class
+    and rough shape with the private image. Its detail comes from the model, not from the private image.
     """
 
     model: Model
@@ -271,7 +262,7 @@ class MaskedDiffusion:
             raise UsageError(f"guidance of mde must be at least 0, got {self.guidance}.")
 
     def check(self, knows: Knowledge) -> None:
-        """Refuse images or classes that the model does not make, without the model's work."""
+        """Refuse images or classes that the model does not make, without running the model."""
         self._fitting(knows.shape, knows.classes)
 
     def refine(self, refinement: Refinement) -> Tensor:
@@ -287,7 +278,7 @@ class MaskedDiffusion:
         return taken.clamp(0, 1)
 
     def untrained(self) -> MaskedDiffusion:
-        """The control: the same with a network that has learned nothing."""
+        """Return the control: the same with an untrained network."""
         return replace(self, model=self.model.untrained())
 
     def _fitting(self, shape: tuple[int, int, int], classes: int) -> ClassModel:
@@ -299,11 +290,14 @@ class MaskedDiffusion:
 @register(
     "refinements",
     "mde",
-    summary="a diffusion model makes up a picture of the class that resembles",
+    summary="a diffusion model generates a picture of the class that resembles the raw one",
     paper=CURIOUS_CLIENT,
 )
 def mde(model: str, epochs: int = 100, steps: int = 20, guidance: float = 4.0, lr: float = 0.01) -> MaskedDiffusion:
-    """`model` is a folder of `fedglass train diffusion --kind transformer`; the epoch is chosen without the truth."""
+    """Return the enhancer with an epoch that is chosen without the truth.
+
+    `model` is a folder of `fedglass train diffusion --kind transformer`.
+    """
     return MaskedDiffusion(stored(model), StartSearch(epochs, lr, Flattening()), steps, guidance)
 
 
@@ -313,5 +307,5 @@ def mde(model: str, epochs: int = 100, steps: int = 20, guidance: float = 4.0, l
 def mde_oracle_epoch(
     model: str, epoch: int, steps: int = 20, guidance: float = 4.0, lr: float = 0.01
 ) -> MaskedDiffusion:
-    """The paper's choice: somebody looks at the film and picks the epoch, knowing what the truth looks like."""
+    """Return the enhancer with the paper's choice of the epoch: by eye, on the film, with knowledge of the truth."""
     return MaskedDiffusion(stored(model), StartSearch(epoch, lr, OracleEpoch(epoch)), steps, guidance)

@@ -1,4 +1,4 @@
-"""What was read is taken for a blurred or noisy picture, and restored by a diffusion model of such images."""
+"""Refinements that restore a picture: by a diffusion model (DDRM), or by a median filter."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PAPER = (
 
 @dataclass(frozen=True)
 class DDRM:
-    """Restoration of what is known of each picture by `model` [Kawar et al., 2022]; what is known is taken from the raw
-    picture by `degradation`.
+    """Restoration of each picture by the diffusion model `model` [Kawar et al., 2022].
 
-    `sigma` is the deviation of the noise in what is known, of pixels in [0, 1]. The model's images are in [-1, 1],
-    where it is twice that. The raw picture's own finer detail is thrown away: the search put it there without evidence.
+    The raw picture counts as blurred or noisy: `degradation` extracts the part of it that counts as known. `sigma` is
+    the deviation of the noise in this part, of pixels in [0, 1]. The model's images are in [-1, 1], where it is twice
+    that. The raw picture's own finer detail is discarded: the search put it there without evidence.
     """
 
     model: Model
@@ -45,7 +45,7 @@ class DDRM:
             raise UsageError(f"eta and eta_b of ddrm must lie in [0, 1], got {self.chain.eta} and {self.chain.eta_b}.")
 
     def check(self, knows: Knowledge) -> None:
-        """Refuse images that the model does not make or the factor does not fit, without the model's work."""
+        """Refuse images that the model does not make or the factor does not fit, without running the model."""
         check_shape(self.model.load(), knows.shape, self.model.title)
         Spectrum.of(self.degradation, *knows.shape[1:])
 
@@ -68,7 +68,7 @@ class DDRM:
         return ((torch.cat(restored) + 1) / 2).clamp(0, 1).to(refinement.images)
 
     def untrained(self) -> DDRM:
-        """The control: the same with a network that has learned nothing."""
+        """Return the control: the same with an untrained network."""
         return replace(self, model=self.model.untrained())
 
 
@@ -81,7 +81,7 @@ def ddrm(
     eta: float = 0.85,
     eta_b: float = 1.0,
 ) -> DDRM:
-    """Super-resolution of the raw picture's means of factor x factor pixels."""
+    """Return super-resolution of the raw picture's means of factor x factor pixels."""
     return DDRM(stored(model), BlockMean(factor), sigma, Chain(steps, eta, eta_b))
 
 
@@ -89,20 +89,20 @@ def ddrm(
 def ddrm_bicubic(
     model: str = "glyphs", factor: int = 2, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
-    """Super-resolution of the raw picture's bicubic reduction."""
+    """Return super-resolution of the raw picture's bicubic reduction."""
     return DDRM(stored(model), Bicubic(factor), sigma, Chain(steps, eta, eta_b))
 
 
 @register(
     "refinements",
     "ddrm_enlarged",
-    summary="the same, for attacks that enlarge what they search at low resolution",
+    summary="the same, for attacks that search at low resolution and enlarge the result",
     paper=PAPER,
 )
 def ddrm_enlarged(
     model: str = "glyphs", factor: int = 4, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
-    """Super-resolution of the small picture that the attack has enlarged by bicubic interpolation."""
+    """Return super-resolution of the small picture that the attack has enlarged by bicubic interpolation."""
     return DDRM(stored(model), Enlarged(factor), sigma, Chain(steps, eta, eta_b))
 
 
@@ -110,11 +110,8 @@ def ddrm_enlarged(
 def ddrm_denoise(
     model: str = "glyphs", sigma: float = 0.1, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
-    """All pixels are taken for known, up to noise."""
+    """Return denoising: all pixels count as known, up to noise."""
     return DDRM(stored(model), Noise(), sigma, Chain(steps, eta, eta_b))
-
-
-# Each pixel replaced by the median of its neighbourhood.
 
 
 @register("refinements", "median", summary="each pixel replaced by the median of its neighbourhood")

@@ -1,7 +1,7 @@
-"""Adam and its signed form, on a loop that never waits for the device.
+"""Adam and its variants (signed, with lookahead, quantised), on a loop that never waits for the device.
 
-Written out instead of `torch.optim.Adam`, because bounds, a rate for each unknown and the guard against
-non-finite steps then cost a handful of small operations and no look-ups; a test compares the two.
+The loop does not use `torch.optim.Adam`, because bounds, a rate for each unknown and the guard against non-finite steps
+then cost a handful of small operations and no look-ups; a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 
 REPORTS = 100
-"""How often a solver speaks to its progress callback on its way."""
+"""How often a solver calls its progress callback during a run."""
 
 
 @dataclass(frozen=True)
 class AdamOptions(ABC):
-    """What every solver of this family is told."""
+    """The options that all solvers of this family share."""
 
     rate: float = 0.1
     iterations: int = 1000
@@ -58,22 +58,25 @@ class Adam(AdamOptions):
 
 @dataclass(frozen=True)
 class SignedAdam(AdamOptions):
-    """Adam that is fed the signs of the gradient's entries [Geiping et al., 2020]."""
+    """Adam on the signs of the gradient's entries [Geiping et al., 2020]."""
 
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
 
 
 DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""The gradients with the unknowns displaced by the given tensors, at the price of another evaluation."""
+"""Computes the gradients with the unknowns displaced by these tensors, at the cost of another evaluation."""
 
 Direction = Callable[[Sequence[Tensor], DisplacedGradients], Sequence[Tensor]]
-"""What Adam is fed in place of the gradients."""
+"""Computes the tensors that Adam takes instead of the gradients."""
 
 
 def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: Direction) -> PausableRun[Solution]:
-    """The hot loop. `alive` turns false, on the device, at the first iterate of non-finite energy or gradient; that
-    step goes back to the iterate before it, and every later one stays there."""
+    """Run the hot loop.
+
+    `alive` becomes false, on the device, at the first iterate of non-finite energy or gradient. That step returns to
+    the iterate before it, and every later one stays there.
+    """
     n = spec.iterations
     moving = [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
     tensors = tuple(m.tensor for m in moving)
@@ -102,7 +105,7 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
             progress(k, n)
         yield (k + 1) / n, trace[-1]
     final = problem.energy(tensors, 1.0).detach()
-    if not math.isfinite(float(final)):  # here, at the end, the device may be waited for
+    if not math.isfinite(float(final)):  # only at the end may the loop wait for the device
         alive.fill_(False)
         with torch.no_grad():
             for m in moving:
@@ -123,7 +126,7 @@ def _displaced_gradients(
     share: float,
     offsets: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """The gradients of the unknowns that are due, displaced by `offsets`."""
+    """Return the gradients of the unknowns that are due, displaced by `offsets`."""
     moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
     energy = problem.energy(tuple(moved.get(id(m), m.tensor) for m in moving), share)
     return torch.autograd.grad(energy, list(moved.values()))
@@ -156,20 +159,17 @@ class _MovingUnknown:
         torch.where(alive, moved, self.safe, out=self.tensor)
 
 
-# Signed Adam that looks one step ahead.
-
-
 @dataclass(frozen=True)
 class LookaheadAdam(AdamOptions):
-    """Adam fed with (1 - blend) sign g(x) + blend sign g(x - rate sign g(x)), two evaluations an iteration.
+    """Signed Adam that looks one step ahead: it takes (1 - blend) sign g(x) + blend sign g(x - rate sign g(x)).
 
-    The gradient regularisation of FedLeak [Fan et al., 2025]: the second gradient stands for that of the gradient's
-    norm. The release takes the trial point from a step of Adam itself, whose moments it advances twice an iteration;
-    here it is a plain signed step of the full rate. `blend=0` is `SignedAdam`, at twice the price.
+    The gradient regularisation of FedLeak [Fan et al., 2025]: the second gradient approximates that of the gradient's
+    norm. The release takes the trial point from a step of Adam itself, and advances Adam's moments twice an iteration;
+    here it is a plain signed step of the full rate. `blend=0` is `SignedAdam`, at twice the cost.
     """
 
     evaluations: ClassVar[float] = 2.0
-    """Of the energy, in each iteration."""
+    """Evaluations of the energy in each iteration."""
 
     rate: float = 0.01
     blend: float = 0.3
@@ -188,15 +188,14 @@ class LookaheadAdam(AdamOptions):
         return [torch.lerp(a, b, self.blend) for a, b in zip(signs, signs_ahead, strict=True)]
 
 
-# Adam that is fed gradients of a few levels.
-
-
 @dataclass(frozen=True)
 class QuantisedAdam(AdamOptions):
-    """Adam fed with 0.2 sign(g) + 0.8 clamp(round(2 g / median|g|) / 2, -1, 1) [Ye et al., 2024, release].
+    """Adam on gradients of a few levels: 0.2 sign(g) + 0.8 clamp(round(2 g / median|g|) / 2, -1, 1) [Ye et al., 2024,
+    release].
 
-    Between Adam and signed Adam: entries below a quarter of the median count a fifth of those above it. The release
-    doubles the gradients of its first 100 iterations, which Adam's normalisation all but undoes: left out.
+    It lies between Adam and signed Adam: entries below a quarter of the median count a fifth of those above it. The
+    release doubles the gradients of its first 100 iterations; Adam's normalisation nearly undoes that, so it is left
+    out.
     """
 
     def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
@@ -208,7 +207,7 @@ def _quantised(gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Se
 
 
 def quantised(gradient: Tensor) -> Tensor:
-    """The gradient's entries on the levels 0.2, 0.6 and 1 of either sign, by their size beside the median.
+    """Round the gradient's entries to the levels 0.2, 0.6 and 1 of either sign, by their size relative to the median.
 
     >>> quantised(torch.tensor([-4.0, -1.0, 0.5, 0.1, 1.0]))
     tensor([-1.0000, -1.0000,  0.6000,  0.2000,  1.0000])

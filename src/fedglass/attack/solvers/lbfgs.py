@@ -65,7 +65,7 @@ class LBFGS:
 def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
     energy = problem.energy(tensors, share)
     for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
-        tensor.grad = gradient.contiguous()  # which the optimiser's flattening asks for
+        tensor.grad = gradient.contiguous()  # the optimiser flattens it
     return float(energy.detach())
 
 

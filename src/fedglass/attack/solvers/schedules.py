@@ -1,4 +1,8 @@
-"""How a solver's rate changes on its way; each is a function of the share of iterations done."""
+"""Options of solvers: schedules of the rate, and the choice of the iterate that a solver returns.
+
+A schedule is a function of the share of iterations done. A solver returns the last iterate or the one of lowest energy,
+never one that is chosen by the truth.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-
-# What every solver asks of its options.
 
 
 def check_iterations(iterations: int) -> None:
@@ -29,7 +31,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """Always one."""
+    """The constant factor 1."""
 
     def factor(self, k: int, n: int) -> float:
         return 1.0
@@ -37,7 +39,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """Times `by` at each of the given shares of the way; the defaults are those of Inverting Gradients.
+    """A factor `by` at each of these shares of the iterations; the defaults are those of Inverting Gradients.
 
     >>> [round(StepDecay().factor(k, 1000), 4) for k in (0, 374, 375, 625, 875)]
     [1.0, 1.0, 0.1, 0.01, 0.001]
@@ -53,7 +55,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class ExponentialDecay:
-    """by^(k / every), without steps, whatever the number of iterations."""
+    """by^(k / every), without steps, for any number of iterations."""
 
     by: float
     every: int = 1
@@ -65,7 +67,7 @@ class ExponentialDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """One until the share `start` of the way, then half a cosine down to `floor`.
+    """One until the share `start` of the iterations, then half a cosine down to `floor`.
 
     >>> schedule = CosineDecay(start=0.5)
     >>> [round(schedule.factor(k, 100), 3) for k in (0, 50, 75, 100)]
@@ -80,11 +82,8 @@ class CosineDecay:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
-# Which iterate a solver returns: the last one, or the one of lowest energy. Never one chosen by the truth.
-
-
 class Keeper(Protocol):
-    """Sees every iterate with its energy, and chooses at the end."""
+    """The state of one run: it gets every iterate with its energy, and chooses one at the end."""
 
     def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None: ...
 
@@ -92,7 +91,7 @@ class Keeper(Protocol):
 
 
 class Keep(Protocol):
-    """The rule; `start` makes the state for one run, which offers that many iterates and the final one."""
+    """The rule that chooses; `start` makes the state of a run that offers this many iterates and the final one."""
 
     def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper: ...
 
@@ -115,10 +114,10 @@ class Lowest:
 
 @dataclass(frozen=True)
 class LowestFrom:
-    """The iterate of lowest energy among those from the given share of the way on.
+    """The iterate of lowest energy among those from this share of the iterations on.
 
-    For an objective that gains a term on its way (`After`): an earlier iterate's energy lacks that term, and would
-    win for that alone. The final iterate is always among those compared.
+    It is for an objective that gains a term later (`After`): an earlier iterate would win only because its energy lacks
+    that term. The final iterate is always among those compared.
     """
 
     share: float
@@ -142,15 +141,15 @@ class _KeepLast:
 
 
 class _SkipFirst:
-    """Withholds the first few offers."""
+    """A keeper that ignores the first few offers."""
 
     def __init__(self, skip: int, keeper: Keeper) -> None:
-        self.left = skip
+        self.skipped_left = skip
         self.keeper = keeper
 
     def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        if self.left > 0:
-            self.left -= 1
+        if self.skipped_left > 0:
+            self.skipped_left -= 1
         else:
             self.keeper.offer(energy, tensors)
 

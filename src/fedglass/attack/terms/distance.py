@@ -1,4 +1,4 @@
-"""Distances between the message that was seen and the one a candidate would have caused."""
+"""Distances between the observed message and the message of a candidate."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from fedglass.attack.parts import Binding, BoundTerm, Evaluation
 from fedglass.attack.terms.term import Term
 from fedglass.core.facts import Fact
 
-# The cosine between two messages: the one loop behind every term that compares directions.
-
-
 Weights = Sequence[float] | None
-"""One for each tensor of the message; None where all count alike."""
+"""A weight for each tensor of the message; None if all have the same."""
 
 
 def products(predicted: Iterable[Tensor], target: Sequence[Tensor], weights: Weights = None) -> tuple[Tensor, Tensor]:
-    """sum_l w_l <g_l, y_l> and sum_l w_l |g_l|^2 over the tensors of a message, given as vectors.
+    """Return sum_l w_l <g_l, y_l> and sum_l w_l |g_l|^2 over the tensors of a message, given as vectors.
+
+    This is the one loop behind every term that compares directions.
 
     >>> g, y = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([1.0, 1.0]), torch.tensor([2.0])]
     >>> products(g, y), products(g, y, [1.0, 0.5])
@@ -31,7 +30,7 @@ def products(predicted: Iterable[Tensor], target: Sequence[Tensor], weights: Wei
     product: Tensor | float = 0.0
     square: Tensor | float = 0.0
     # A dot product of vectors needs no temporary of their size.
-    for g, y, w in zip(predicted, target, _each(weights, len(target)), strict=True):
+    for g, y, w in zip(predicted, target, _weights_or_none(weights, len(target)), strict=True):
         if w is None:
             product = product + torch.dot(g, y)
             square = square + torch.dot(g, g)
@@ -42,12 +41,12 @@ def products(predicted: Iterable[Tensor], target: Sequence[Tensor], weights: Wei
 
 
 def norm(target: Sequence[Tensor], weights: Weights = None) -> Tensor:
-    """The square root of sum_l w_l |y_l|^2, the tensors given as vectors."""
-    rows = zip(target, _each(weights, len(target)), strict=True)
+    """Return the square root of sum_l w_l |y_l|^2, the tensors given as vectors."""
+    rows = zip(target, _weights_or_none(weights, len(target)), strict=True)
     return torch.stack([torch.dot(y, y) if w is None else w * torch.dot(y, y) for y, w in rows]).sum().sqrt()
 
 
-def _each(weights: Weights, tensors: int) -> Iterable[float | None]:
+def _weights_or_none(weights: Weights, tensors: int) -> Iterable[float | None]:
     return repeat(None, tensors) if weights is None else weights
 
 
@@ -71,7 +70,7 @@ class SquaredError(Term):
 class Cosine(Term):
     """1 - <g, y> / (|g| |y|) over the whole flattened message [Geiping et al., 2020, Eq. 4].
 
-    Blind to the scale of the message, so that the learning rate and the number of steps need not be known.
+    It ignores the scale of the message, so that the learning rate and the number of steps need not be known.
     """
 
     def bind(self, binding: Binding) -> BoundTerm:
@@ -85,20 +84,17 @@ class Cosine(Term):
         return value
 
 
-# The direction of the message where the observed one is not zero.
-
-
 @dataclass(frozen=True)
 class SupportCosine(Term):
     """1 - cos(g_S, y_S) with S = {i: y_i != 0}, the support of the observed message [K. Zhu et al., 2025, Eq. 1].
 
-    Outside of S the product with y vanishes anyway: this differs from `Cosine` in the norm of g alone, which no
-    longer counts what the candidate sends where nothing was observed.
+    Outside of S the product with y vanishes anyway: this differs from `Cosine` only in the norm of g, which no longer
+    counts entries of the candidate where nothing was observed.
     """
 
     def bind(self, binding: Binding) -> BoundTerm:
         target = [y.reshape(-1) for y in binding.target]
-        # None for a tensor that was sent as a whole: it need not be masked.
+        # None for a tensor without zeros, which needs no mask.
         masks = [None if bool((y != 0).all()) else y != 0 for y in target]
         length = norm(target)
 

@@ -1,4 +1,4 @@
-"""Distances that weigh the layers of the message differently."""
+"""Distances that weigh the layers of the message differently, by depth, by size, or over the iterations."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedglass.core.tensors import kth_smallest
 class LayeredSquaredError(Term):
     """sum_l e^(-decay l) |g_l - y_l|^2 / B, layers counted from the input, a bias with its weight.
 
-    The distance of DLFA's release [Dimitrov et al., 2022], whose paper prints a cosine. B is the number of local
-    batches that the candidate's images fill: all local steps where each epoch has its own images, those of one
-    epoch where the epochs share them.
+    The distance of DLFA's release [Dimitrov et al., 2022]; the paper prints a cosine. B is the number of local batches
+    that the candidate's images fill: all local steps if each epoch has its own images, those of one epoch if the epochs
+    share them.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
@@ -46,7 +46,7 @@ class LayeredSquaredError(Term):
 
 @dataclass(frozen=True)
 class Ramp(Term):
-    """A term whose weight moves geometrically from `first` to `last` until the share `until` of the way."""
+    """A term with a weight that goes geometrically from `first` to `last` until the share `until` of the iterations."""
 
     term: Term
     first: float
@@ -65,7 +65,7 @@ class Ramp(Term):
 
 
 def layer_depths(names: tuple[str, ...]) -> list[int]:
-    """The position of each parameter's layer.
+    """Return the position of each parameter's layer.
 
     >>> layer_depths(("conv1.weight", "conv1.bias", "fc.weight", "fc.bias"))
     [0, 0, 1, 1]
@@ -75,16 +75,13 @@ def layer_depths(names: tuple[str, ...]) -> list[int]:
     return [order[owner] for owner in owners]
 
 
-# The direction of the message with layers of different weight.
-
-
 @dataclass(frozen=True)
 class LayeredCosine(Term):
     """1 - <g, y>_w / (|g|_w |y|_w) with <a, b>_w = sum_l w_l <a_l, b_l>, the weights linear in depth.
 
-    w goes from `first` at the input to `last` at the output. AGIC lets the weights increase with depth, says its
-    abstract [Xu et al., 2022]; that they do so linearly, and the two ends, are ours and could not be confirmed.
-    Equal ends give `Cosine`.
+    w goes from `first` at the input to `last` at the output. AGIC's weights increase with depth, according to its
+    abstract [Xu et al., 2022]; the linear form and the two ends are our choice and could not be confirmed. Equal ends
+    give `Cosine`.
     """
 
     first: float = 0.5
@@ -104,17 +101,14 @@ class LayeredCosine(Term):
         return value
 
 
-# The direction of a growing part of the message.
-
-
 @dataclass(frozen=True)
 class GrowingCosine(Term):
     """1 - cos(g_P, y_P) over a part P of the message: its last tensors, and of their entries a random share `kept`.
 
     The subset selection of HFGradInv [Ye et al., 2024]: from the share `first` of the tensors, counted from the
-    output, to the share `last` at `until` of the way. The defaults are those of the paper's release for
-    ResNet-34, where 11 of 110 tensors become 86 over 4,000 of 15,000 iterations, in steps of ten; here they come one
-    by one. The random entries are drawn anew at each iteration, from the seed and the share of the way.
+    output, to the share `last` at the share `until` of the iterations. The defaults are those of the paper's release
+    for ResNet-34, where 11 of 110 tensors become 86 over 4,000 of 15,000 iterations, in steps of ten; here they come
+    one by one. Each iteration draws other random entries, from the seed and its share of the iterations.
     """
 
     first: float = 0.1
@@ -140,7 +134,7 @@ class GrowingCosine(Term):
         return value
 
     def tensors(self, of: int, progress: float) -> int:
-        """How many of that many tensors count at a share of the way.
+        """Return how many of the `of` tensors count at a share of the iterations.
 
         >>> [GrowingCosine().tensors(110, share) for share in (0.0, 4 / 15, 1.0)]
         [11, 86, 86]
@@ -149,17 +143,14 @@ class GrowingCosine(Term):
         return min(of, max(1, math.ceil(share * of - 1e-9)))
 
 
-# Direction and size of each layer, over its larger entries.
-
-
 @dataclass(frozen=True)
 class PartialMatch(Term):
     """sum_l (mean|g - y| + 1 - cos(g, y)) over the entries of layer l in which |g| is not among its smaller share.
 
-    The partial gradient matching of FedLeak [Fan et al., 2025], as its release does it: the candidate's gradient
-    g decides which entries count (those above its quantile `dropped`, in each tensor), the others are set to zero in
-    both. The release cuts off another fifth of the smallest observed entries inside the cosine, which after the
-    first cut are all zero: that changes nothing and is left out. The 1 in front of the cosine is ours.
+    The partial gradient matching of FedLeak [Fan et al., 2025], as in its release: the candidate's gradient g decides
+    which entries count (those above its quantile `dropped`, in each tensor), the others are set to zero in both. The
+    release cuts off another fifth of the smallest observed entries inside the cosine. After the first cut these are all
+    zero, so this changes nothing and is left out. The 1 in front of the cosine is our addition.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
@@ -179,24 +170,21 @@ class PartialMatch(Term):
         size = g.detach().abs()
         mask = size >= kth_smallest(size, 1 + int(self.dropped * (len(size) - 1)))
         g, y = g * mask, y * mask
-        # Of a layer that sends nothing the norm is zero, with a zero gradient; the 1e-8 is the release's.
+        # A layer that sends nothing has the norm zero, with a zero gradient; the 1e-8 is the release's.
         lengths = (torch.linalg.vector_norm(g) + 1e-8) * (torch.linalg.vector_norm(y) + 1e-8)
         distance: Tensor = (g - y).abs().mean() + 1 - torch.dot(g, y) / lengths
         return distance
-
-
-# A distance that saturates: the Gaussian kernel of each layer's difference.
 
 
 @dataclass(frozen=True)
 class GaussianKernel(Term):
     """sum_l q_l (1 - exp(-mean|g_l - y_l|^2 / (width Var y_l))) [Wang et al., 2020 and 2022, SAPAG].
 
-    q_l = 1 / (1 + depth): layers near the input weigh more. The bandwidth is the variance of the observed layer, so
-    that it adapts to initialisation and training ("self-adaptive"). Confirmed from the papers' abstracts: a Gaussian
-    kernel of the difference that adapts to the variance of the gradients and to the architecture. The mean over
-    entries is ours (with a sum the exponential is zero in floating point for any start, and its gradient with
-    it). The authors' code is not public: variance by layer and q_l are as in a re-implementation by others
+    This distance saturates. q_l = 1 / (1 + depth): layers near the input weigh more. The bandwidth is the variance of
+    the observed layer, so that it adapts to initialisation and training ("self-adaptive"). Confirmed from the papers'
+    abstracts: a Gaussian kernel of the difference that adapts to the variance of the gradients and to the architecture.
+    The mean over entries is our choice (with a sum the exponential, and its gradient, is zero in floating point for any
+    start). The authors' code is not public: variance by layer and q_l are those of a re-implementation by others
     (github.com/NielsFuglsang/02460-advanced-machine-learning), and could not be confirmed.
     """
 
@@ -222,5 +210,5 @@ class GaussianKernel(Term):
     def _bandwidths(self, target: Sequence[Tensor]) -> list[Tensor]:
         overall = torch.cat([y.reshape(-1) for y in target]).var(unbiased=False)
         spreads = [y.var(unbiased=False) for y in target]
-        # A layer whose entries are all the same has no width of its own.
+        # A layer of equal entries has no width of its own.
         return [self.width * torch.where(v > 0, v, overall) for v in spreads]

@@ -1,6 +1,13 @@
-"""Total variation, in the definitions that the literature uses: in whitened coordinates but for the last.
+"""Priors of the objective: total variation, contrast, pixel bounds, epoch order, and the size of each entry.
 
-The definitions differ by factors of hundreds, so that a weight is meaningless without its definition.
+Total variation comes in the definitions that the literature uses, in whitened coordinates except for `PixelVariation`.
+The definitions differ by factors of hundreds, so a weight is meaningless without its definition.
+
+Epoch-order-invariant priors use that the set of images is the same in each epoch, in any order:
+L_inv = 1/E^2 sum_{e1, e2} D(g(X_e1), g(X_e2)) [Dimitrov et al., 2022, Eq. 3], with g an order-invariant summary of an
+epoch's images. Both distances are means over the entries of g, as in the paper's release. Neither needs E^2 work: over
+all pairs the squared difference is twice the variance, and the absolute difference is a weighted sum of the sorted
+values.
 """
 
 from __future__ import annotations
@@ -44,7 +51,7 @@ class TotalVariation(Term):
 
 @dataclass(frozen=True)
 class CircularTotalVariation(Term):
-    """Mean over images of sum over pixels of dx^2 + dy^2, the last pixel beside the first.
+    """Mean over images of sum over pixels of dx^2 + dy^2; the first pixel follows the last.
 
     As in the release of Data Leakage in Federated Averaging [Dimitrov et al., 2022]: no root.
     """
@@ -80,24 +87,22 @@ class PixelVariation(Term):
 
 
 def _power(x: Tensor, exponent: float, eps: float) -> Tensor:
-    """A power of the length of each pixel's gradient, borders left out.  # (..., h, w) -> (..., h - 1, w - 1)"""
+    """Return a power of the length of each pixel's gradient, without borders.  # (..., h, w) -> (..., h - 1, w - 1)"""
     across = x[..., :-1, 1:] - x[..., :-1, :-1]
     down = x[..., 1:, :-1] - x[..., :-1, :-1]
     energy = across.square() + down.square() + eps
-    # The eps is taken off again: the variation of a constant is zero.
+    # The eps is subtracted again, so that the variation of a constant is zero.
     floor: float = eps ** (exponent / 2)
     return torch.pow(energy, exponent / 2) - floor
-
-
-# Total variation and contrast apart, for operators that do not see the contrast.
 
 
 @dataclass(frozen=True)
 class RelativeVariation(Term):
     """`TotalVariation` of x over the root mean square of x, in whitened coordinates.
 
-    Batch statistics behind a convolution without bias make the gradient the same for x and for a x. A plain
-    total variation then lets all contrast fade, since that costs nothing; this one does not know a either.
+    It is for operators that do not see the contrast: batch statistics behind a convolution without bias make the
+    gradient the same for x and for a x. A plain total variation then lets all contrast fade, since that costs nothing;
+    this one does not depend on a either.
     """
 
     def bind(self, binding: Binding) -> BoundTerm:
@@ -107,23 +112,20 @@ class RelativeVariation(Term):
 
 @dataclass(frozen=True)
 class UsualContrast(Term):
-    """(root mean square of x - 1)^2: whitened data have it at 1, which settles what the message leaves open."""
+    """(root mean square of x - 1)^2: that of whitened data is 1, and the message may not determine it."""
 
     def bind(self, binding: Binding) -> BoundTerm:
         return lambda at: (contrast(at) - 1).square()
 
 
 def contrast(at: Evaluation) -> Tensor:
-    """The root mean square over all pixels of all images, whitened, kept above zero for its gradient."""
+    """Return the root mean square over all pixels of all whitened images, above zero so that it has a gradient."""
     return (at.candidate.images.square().mean() + 1e-8).sqrt()
-
-
-# A soft version of the pixel bounds.
 
 
 @dataclass(frozen=True)
 class ClipPenalty(Term):
-    """Squared excursion of the pixels outside [low, high], summed over pixels, mean over images.
+    """Soft pixel bounds: squared excursion outside [low, high], summed over pixels, mean over images.
 
     As in the release of Data Leakage in Federated Averaging [Dimitrov et al., 2022].
     """
@@ -138,14 +140,6 @@ class ClipPenalty(Term):
             return (pixels - pixels.clamp(self.low, self.high)).square().sum() / (x.shape[0] * x.shape[1])
 
         return value
-
-
-# Epoch-order-invariant priors: the set of images is the same in each epoch, whatever their order.
-#
-# L_inv = 1/E^2 sum_{e1, e2} D(g(X_e1), g(X_e2)) [Dimitrov et al., 2022, Eq. 3], with g an order-invariant summary
-# of an epoch's images. Both distances are means over the entries of g, as in the paper's release. Neither needs
-# E^2 work: over all pairs the squared difference is twice the variance, and the absolute difference is a weighted
-# sum of the sorted values.
 
 
 BoundSummary = Callable[[Tensor], Tensor]
@@ -198,7 +192,7 @@ class ConvMax:
         kernel = random_kernel(self.channels, self.seed, binding)
 
         def summarise(images: Tensor) -> Tensor:
-            # `max` remembers where the maximum was, `amax` the whole convolution, which for many epochs is gigabytes.
+            # `max` stores the place of the maximum, `amax` the whole convolution, which for many epochs is gigabytes.
             return torch.stack([F.conv2d(epoch, kernel, padding=1).max(0).values for epoch in images])
 
         return summarise
@@ -213,7 +207,7 @@ class _EpochPrior(Term, ABC):
 
     @abstractmethod
     def spread(self, values: Tensor) -> Tensor:
-        """Mean distance over all ordered pairs of epochs.  # (epochs, ...) -> ()"""
+        """Return the mean distance over all ordered pairs of epochs.  # (epochs, ...) -> ()"""
 
 
 @dataclass(frozen=True)
@@ -240,48 +234,45 @@ class AbsoluteEpochPrior(_EpochPrior):
 
 
 def random_kernel(channels: int, seed: int, binding: Binding) -> Tensor:
-    """A convolution drawn from N(0, 1 / fan in).  # (channels, c, 3, 3)"""
+    """Draw a convolution from N(0, 1 / fan in).  # (channels, c, 3, 3)"""
     c = binding.shape[0]
     drawn = torch.randn(channels, c, 3, 3, generator=stream(seed, "epoch prior"))
     kernel: Tensor = drawn / (9 * c) ** 0.5
     return kernel.to(binding.target[0])
 
 
-# The size of the message, entry by entry.
-
-
 @dataclass(frozen=True)
 class ReweightedL1(Term):
     """Sum over entries of |g_j - y_j| / (1 + |y_j|), over the number of gradients [K. Zhu et al., 2025, Eq. 2].
 
-    The paper's weight is "the reciprocal of the amount of gradients". Read as the number of tensors, of which a
-    gradient is a list in the framework that the paper builds on, the term outweighs the cosine. Read as the number
-    of entries it is a hundredth of it, and the second stage does little more than the first (measured on a
-    ResNet-18). Relative error where |y_j| is large, absolute error where it is small. Not blind to scale: it needs
-    the learning rate and the number of local steps, without which the message has no size.
+    The paper's weight is "the reciprocal of the amount of gradients". Read as the number of tensors (a gradient is a
+    list of tensors in the framework that the paper builds on), the term outweighs the cosine. Read as the number of
+    entries it is a hundredth of it, and the second stage does little more than the first (measured on a ResNet-18). The
+    error is relative where |y_j| is large and absolute where it is small. It depends on the scale: it needs the
+    learning rate and the number of local steps, which give the message its size.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def bind(self, binding: Binding) -> BoundTerm:
-        return _weighed(binding.target, relative)
+        return _weighted_l1(binding.target, relative)
 
 
 @dataclass(frozen=True)
 class SupportReweightedL1(Term):
     """`ReweightedL1` where the observed message is not zero.
 
-    For messages that were pruned: a zero that was sent there says nothing of the gradient.
+    It is for messages that were pruned: a pruned zero carries no information about the gradient.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
 
     def bind(self, binding: Binding) -> BoundTerm:
-        return _weighed(binding.target, lambda y: relative(y) * (y != 0))
+        return _weighted_l1(binding.target, lambda y: relative(y) * (y != 0))
 
 
 def relative(y: Tensor) -> Tensor:
-    """1 / (1 + |y_j|), the weight of each entry of a gradient's tensor.  # (m,) -> (m,)
+    """Return 1 / (1 + |y_j|), the weight of each entry of a gradient's tensor.  # (m,) -> (m,)
 
     >>> relative(torch.tensor([0.0, -1.0, 3.0]))
     tensor([1.0000, 0.5000, 0.2500])
@@ -289,8 +280,8 @@ def relative(y: Tensor) -> Tensor:
     return 1 / (1 + y.abs())
 
 
-def _weighed(target: Sequence[Tensor], weight: Callable[[Tensor], Tensor]) -> BoundTerm:
-    """Sum over entries of weight(y)_j |g_j - y_j|, over the number of tensors."""
+def _weighted_l1(target: Sequence[Tensor], weight: Callable[[Tensor], Tensor]) -> BoundTerm:
+    """Return the sum over entries of weight(y)_j |g_j - y_j|, over the number of tensors."""
     weights = [weight(y.reshape(-1)) / len(target) for y in target]
 
     def value(at: Evaluation) -> Tensor:

@@ -1,4 +1,7 @@
-"""Terms of the objective add and scale: `Cosine() + 0.01 * TotalVariation()`."""
+"""Terms of the objective, and combinations of them: sums, multiples, terms that start later, size-dependent weights.
+
+Terms add and scale: `Cosine() + 0.01 * TotalVariation()`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Term(ABC):
 
     @abstractmethod
     def bind(self, binding: Binding) -> BoundTerm:
-        """The term's energy as a function of the iteration; what depends on the message alone is computed here."""
+        """Return the term's energy as a function of the iteration; compute here what depends only on the message."""
 
     def __add__(self, other: Term) -> Sum:
         return Sum((*_summands(self), *_summands(other)))
@@ -42,11 +45,11 @@ class Sum(Term):
     terms: tuple[Term, ...]
 
     def bind(self, binding: Binding) -> BoundTerm:
-        first, *others_bound = (term.bind(binding) for term in self.terms)
+        first, *later = (term.bind(binding) for term in self.terms)
 
         def value(at: Evaluation) -> Tensor:
             total = first(at)
-            for term in others_bound:
+            for term in later:
                 total = total + term(at)
             return total
 
@@ -76,15 +79,16 @@ def _summands(term: Term) -> tuple[Term, ...]:
     return term.terms if isinstance(term, Sum) else (term,)
 
 
-# A term that joins the objective on its way.
+FLOOR = 1e-5
+"""Added to variances, as torch's layers do."""
 
 
 @dataclass(frozen=True)
 class After(Term):
-    """Nothing before the share `start` of the way, the term from there on; it costs nothing while it is off.
+    """Zero before the share `start` of the iterations, then the term; it costs nothing while it is off.
 
-    Energies before and after are not comparable: a solver that returns its lowest iterate wants
-    `LowestFrom(start)`, which compares those of the whole objective only.
+    Energies before and after are not comparable: a solver that returns its lowest iterate needs `LowestFrom(start)`,
+    which compares only those of the whole objective.
     """
 
     term: Term
@@ -99,17 +103,14 @@ class After(Term):
         return value
 
 
-# A weight that follows the size of the pictures.
-
-
 @dataclass(frozen=True)
 class ScaleRule(Term):
     """A term times max(0, offset + slope ln(side)), side = sqrt(h w) [K. Zhu et al., 2025, Eq. 3].
 
-    The paper says neither what `scale(x)` is nor which logarithm: the natural one of the side gives the 0.0002 that
-    it states for pictures of 32 x 32. For 224 x 224 it gives 0.00007 where the paper states 0.005, and the paper's
-    words, a weight that increases with the scale, contradict its equation, in which it decreases. The equation
-    is followed. It turns negative beyond a side of 518, where the weight is zero here.
+    The weight depends on the size of the pictures. The paper defines neither `scale(x)` nor the logarithm: the natural
+    one of the side gives the 0.0002 that it states for pictures of 32 x 32. For 224 x 224 it gives 0.00007 where the
+    paper states 0.005, and the paper's text, a weight that increases with the scale, contradicts its equation, where it
+    decreases. The equation is followed. It becomes negative beyond a side of 518, where the weight is zero here.
     """
 
     term: Term
@@ -121,7 +122,7 @@ class ScaleRule(Term):
         return lambda at: weight * term(at)
 
     def weight(self, height: int, width: int) -> float:
-        """The weight for pictures of that size.
+        """Return the weight for pictures of that size.
 
         >>> from fedglass.attack.terms.priors import PixelVariation
         >>> round(ScaleRule(PixelVariation()).weight(32, 32), 6)
@@ -130,19 +131,13 @@ class ScaleRule(Term):
         return max(0.0, self.offset + self.slope * math.log(math.sqrt(height * width)))
 
 
-# A term that matches running statistics, beside an objective that must not see them.
-
-
-FLOOR = 1e-5
-"""Added to variances, as torch's layers do."""
-
-
 @dataclass(frozen=True)
 class WithStatistics(Term):
-    """The objective of the weights' part, and `weight` times how far the layers' statistics are from those seen.
+    """The objective of the weights' part, plus `weight` times the distance of the layers' statistics to the observed.
 
-    Means are compared in deviations and variances by their logarithm, so that each layer counts alike:
-    mean over layers and channels of (mu - mu')^2 / var' + (log var - log var')^2 [cf. Yin et al., 2021, Eq. 9].
+    The objective itself does not see the statistics. Means are compared in deviations and variances by their logarithm,
+    so that each layer counts alike: mean over layers and channels of (mu - mu')^2 / var' + (log var - log var')^2 [cf.
+    Yin et al., 2021, Eq. 9].
     """
 
     objective: Term

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.guard import Guard, GuardReport, Reason
-from fedglass.guard.names import under_own_names, unwrapped
+from fedglass.guard.observed_training import observed_training, under_model_names
 from fedglass.guard.runners import InlineRunner
-from fedglass.guard.watched import trained
+from fedglass.models.names import names_of, unwrap
 
 HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "attacks": {}, "false_alarms": 0.0}
 Optimiser = Callable[[Any], torch.optim.Optimizer]
@@ -42,6 +42,12 @@ def watched(
     return guard.check_watched(reader, before, after=dict(net.state_dict()))
 
 
+def scheduled(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A scheduler that is stepped between rounds writes `initial_lr` into the optimiser's options."""
+    torch.optim.lr_scheduler.StepLR(optimiser, step_size=10)
+    return optimiser
+
+
 @pytest.mark.parametrize(
     "optimiser",
     [
@@ -49,8 +55,10 @@ def watched(
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99)),
         lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+        lambda p: scheduled(torch.optim.SGD(p, lr=0.1)),
     ],
-    ids=["sgd", "momentum", "adam", "adamw"],
+    ids=["sgd", "momentum", "adam", "adamw", "adam with decoupled decay", "sgd with a scheduler"],
 )
 def test_the_replay_of_what_was_seen_is_the_update(toy: Any, optimiser: Optimiser) -> None:
     report = watched(toy, optimiser)
@@ -208,18 +216,101 @@ def test_one_image_under_two_labels_is_two_examples(toy: Any) -> None:
     with Guard(**HERE).watch() as reader:
         F.cross_entropy(net(image.expand(2, -1, -1, -1)), torch.tensor([0, 1])).backward()
         sgd(net.parameters()).step()
-    seen = trained(reader)
+    seen = observed_training(reader)
     assert seen.labels.tolist() == [0, 1]
     assert seen.batches == ((0, 1),)
 
 
-def test_arrays_without_names_and_compiled_names_are_the_models() -> None:
+def numbered(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {str(i): tensor for i, tensor in enumerate(state.values())}
+
+
+def prefixed(prefix: str) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    return lambda state: {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def without_counters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if "num_batches" not in name}
+
+
+WAYS: dict[str, Callable[[Mapping[str, Tensor]], dict[str, Tensor]]] = {
+    "plain": dict,
+    "reversed": lambda state: dict(reversed(state.items())),
+    "numbered": numbered,
+    "numbered without counters": lambda state: numbered(without_counters(state)),
+    "without counters": without_counters,
+    "compiled": prefixed("_orig_mod."),
+    "parallel": prefixed("module."),
+    "parallel and compiled": prefixed("module._orig_mod."),
+    "per example": prefixed("_module."),
+    "a common prefix": prefixed("net."),
+}
+
+
+@pytest.mark.parametrize("sent_as", WAYS.values(), ids=WAYS)
+def test_guard_and_bundle_understand_the_same_names(toy: Any, sent_as: Any) -> None:
+    net = toy.normalised()
+    state = net.state_dict()
+    arrays = sent_as(state)
+    own = under_model_names(arrays, net)
+    assert own is not None
+    assert list(own) == [name for name in state if name in own]
+    assert all(own[name] is state[name] for name in own)
+    assert {**own, **without_counters(state)} == own
+    of_bundle = names_of([(name, tuple(tensor.shape)) for name, tensor in arrays.items()], net, "a bundle")
+    assert of_bundle.applied(arrays) == own
+
+
+@pytest.mark.parametrize("sent_as", WAYS.values(), ids=WAYS)
+def test_a_message_is_checked_under_whichever_names_it_leaves(toy: Any, sent_as: Any) -> None:
+    guard, net = Guard(**HERE), toy.normalised()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    moving = sgd(net.parameters())
+    with guard.watch() as reader:
+        F.cross_entropy(net.train()(toy.images(3, 1)), torch.arange(3)).backward()
+        moving.step()
+    report = guard.check_watched(reader, sent_as(before), after=sent_as(net.state_dict()))
+    assert report.sound, report
+
+
+def test_arrays_of_another_model_are_refused() -> None:
     net = nn.Linear(2, 1)
     state = net.state_dict()
-    numbered = {str(i): t for i, t in enumerate(state.values())}
-    compiled = {f"_orig_mod.{name}": t for name, t in state.items()}
-    for arrays in (state, numbered, compiled, dict(reversed(state.items()))):
-        assert under_own_names(arrays, net) == dict(state)
-    assert under_own_names({**state, "more": 1}, net) is None
-    assert under_own_names({"weight": 1, "_orig_mod.weight": 2}, net) is None
-    assert unwrapped(nn.DataParallel(net)) is net
+    one = torch.zeros(1, 2)
+    assert under_model_names({**state, "more": one}, net) is None
+    assert under_model_names({"weight": one, "_orig_mod.weight": one}, net) is None
+    assert under_model_names({"weight": one}, net) is None
+    assert under_model_names({"weight": one}, net, untrained=["bias"]) == {"weight": one}
+    assert under_model_names({"0": one}, net, untrained=["bias"]) == {"weight": one}
+
+
+def test_some_running_statistics_alone_are_refused(toy: Any) -> None:
+    net = toy.normalised()
+    state = net.state_dict()
+    assert under_model_names({name: t for name, t in state.items() if not name.endswith("running_var")}, net) is None
+    parameters = {name: state[name] for name, _ in net.named_parameters()}
+    assert under_model_names(parameters, net) == parameters
+
+
+class _Network(nn.Module):
+    """A network of one's own with a part called `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(1, 1)
+
+
+def wrapped(net: nn.Module, package: str, attribute: str) -> nn.Module:
+    """A wrapper as torch.compile and Opacus have them, which need not be installed or loaded for this."""
+    wrapper: nn.Module = type("Wrapper", (nn.Module,), {"__module__": package})()
+    setattr(wrapper, attribute, net)
+    return wrapper
+
+
+def test_wrappers_are_taken_off() -> None:
+    net = nn.Linear(2, 1)
+    assert unwrap(nn.DataParallel(net)) is net
+    assert unwrap(nn.DataParallel(wrapped(net, "torch._dynamo.eval_frame", "_orig_mod"))) is net
+    assert unwrap(wrapped(nn.DataParallel(net), "opacus.grad_sample", "_module")) is net
+    own = _Network()
+    assert unwrap(own) is own

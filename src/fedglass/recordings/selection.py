@@ -1,0 +1,181 @@
+"""Selection of the rounds and messages of a bundle that are audited, and from which view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedglass.core.errors import UsageError
+from fedglass.recordings.format import RoundFacts, preferred, sheet
+from fedglass.recordings.reader import Bundle
+
+RecordedView = Literal["server", "aggregate"]
+"""Each client's message, or the aggregate alone."""
+MOST_MESSAGES = 100_000
+"""Messages that one audit can select."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Messages of a bundle that are audited."""
+
+    bundle: Bundle
+    view: RecordedView
+    rounds: tuple[int, ...]
+    """By the federation's own numbers."""
+    clients: tuple[str, ...] | None = None
+    """The clients that were asked for; None for all of them."""
+    skipped: tuple[str, ...] = ()
+    """What is not audited, and why, as text."""
+    unaudited: tuple[str, ...] = ()
+    """Clients that took part and cannot be audited, unless the user left them out."""
+
+    def clients_with_updates(self, index: int) -> tuple[str, ...]:
+        """Return the clients with messages of a round that can be audited one by one."""
+        round_ = self.bundle.rounds[index]
+        return tuple(
+            message.client
+            for message in round_.messages
+            if message.received is not None
+            and (message.sent or round_.sent) is not None
+            and (self.clients is None or message.client in self.clients)
+        )
+
+    def audited_clients(self, index: int) -> tuple[str, ...]:
+        """Return the clients that are audited in a round."""
+        return self.aggregated_clients(index) if self.view == "aggregate" else self.clients_with_updates(index)
+
+    def respondents(self, index: int) -> tuple[str, ...]:
+        """Return the clients that revealed something in a round: a server also sees updates that its rule rejects."""
+        return self.aggregated_clients(index) if self.view == "aggregate" else _present(self.bundle.rounds[index])
+
+    def aggregated_clients(self, index: int) -> tuple[str, ...]:
+        """Return the clients in the aggregate of a round."""
+        round_ = self.bundle.rounds[index]
+        kept = preferred(sheet(round_.facts), "kept")
+        return tuple(name for name in _present(round_) if kept is None or name in kept)
+
+
+def _present(round_: RoundFacts) -> tuple[str, ...]:
+    return tuple(message.client for message in round_.messages if message.absent is None)
+
+
+def select_messages(
+    bundle: Bundle,
+    view: str | None,
+    rounds: Sequence[int] | Literal["all"] | None = None,
+    clients: Sequence[str] | None = None,
+) -> Selection:
+    """Return the messages that were asked for, or by default some rounds in which every client appears.
+
+    The default view is that of the federation's own server. Rounds and clients that cannot be audited are refused.
+    """
+    unknown = [name for name in clients or () if name not in bundle.clients]
+    if unknown:
+        raise UsageError(
+            f"recording.whose names {unknown[0]!r}, expected clients of {bundle.folder}: "
+            f"{', '.join(map(repr, bundle.clients[:10]))}."
+        )
+    everything = Selection(
+        bundle, _recorded_view(bundle, view), tuple(bundle.rounds), None if clients is None else tuple(clients)
+    )
+    reasons = {index: _reason_to_skip(everything, index) for index in bundle.rounds}
+    usable = tuple(index for index, reason in reasons.items() if not reason)
+    if not usable:
+        why = next(iter(reasons.values()), "it holds no round yet, record one first")
+        raise UsageError(f"{bundle.folder} has nothing to attack: {why}.")
+    if rounds is None:
+        wanted: Sequence[int] = _rounds_with_every_client(replace(everything, rounds=usable))
+    else:
+        wanted = usable if rounds == "all" else rounds
+    _check_rounds(bundle, wanted, reasons)
+    selection = replace(everything, rounds=tuple(dict.fromkeys(wanted)))
+    count = sum(
+        1 if selection.view == "aggregate" else len(selection.clients_with_updates(index)) for index in selection.rounds
+    )
+    if count > MOST_MESSAGES:
+        raise UsageError(f"{bundle.folder}: {count:,} messages are too many: choose recording.rounds and .whose.")
+    # A user who names rounds or clients has decided what is audited, and the report says what that was. In the rounds
+    # that are named every client is meant.
+    meant = selection.rounds if isinstance(rounds, list | tuple) else tuple(bundle.rounds)
+    return replace(
+        selection,
+        skipped=tuple(_skipped(selection, usable, reasons)),
+        unaudited=_unaudited(selection, meant) if clients is None else (),
+    )
+
+
+def _recorded_view(bundle: Bundle, view: str | None) -> RecordedView:
+    if view in ("server", "aggregate"):
+        return "server" if view == "server" else "aggregate"
+    messages = any(message.received is not None for round_ in bundle.rounds.values() for message in round_.messages)
+    return "server" if messages and preferred(bundle.facts, "sees") != "aggregate" else "aggregate"
+
+
+def _reason_to_skip(selection: Selection, index: int) -> str:
+    """Return why a round cannot be audited; empty if it can."""
+    rounds = selection.bundle.rounds
+    round_, following = rounds[index], rounds.get(index + 1)
+    aggregate = selection.view == "aggregate"
+    if round_.sent is None and (aggregate or not any(message.sent for message in round_.messages)):
+        return f"round {index} was recorded without the model that was sent"
+    if aggregate and round_.aggregated is None and (following is None or following.sent is None):
+        return f"round {index} was recorded without its aggregate"
+    aggregated = selection.aggregated_clients(index)
+    personalised = [m.client for m in round_.messages if m.sent is not None and m.client in aggregated]
+    if aggregate and personalised:
+        return (
+            f"in round {index} {personalised[0]} was sent a model of its own, so that the aggregate does not add to "
+            "one model and only single messages can be audited"
+        )
+    if not aggregate and not selection.clients_with_updates(index):
+        return f"round {index} was recorded without a message of those clients"
+    return ""
+
+
+def _rounds_with_every_client(usable: Selection) -> list[int]:
+    """Return the first and the last round, and for clients in neither of them the first round that they are in.
+
+    A client that no audit covers may leak, whatever the messages of the others show.
+    """
+    first, last = usable.rounds[0], usable.rounds[-1]
+    indices, covered = {first, last}, {*usable.audited_clients(first), *usable.audited_clients(last)}
+    for index in usable.rounds:
+        new = set(usable.audited_clients(index)) - covered
+        if new:
+            indices.add(index)
+            covered |= new
+    return sorted(indices)
+
+
+def _unaudited(selection: Selection, meant: Sequence[int]) -> tuple[str, ...]:
+    """Return the clients that took part in the rounds that are meant and appear in no audited message."""
+    respondents = dict.fromkeys(name for index in meant for name in selection.respondents(index))
+    audited = {name for index in selection.rounds for name in selection.audited_clients(index)}
+    return tuple(name for name in respondents if name not in audited)
+
+
+def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]) -> None:
+    for index in wanted:
+        if index not in reasons:
+            recorded = ", ".join(map(str, list(reasons)[:20]))
+            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {recorded}.")
+        if reasons[index]:
+            raise UsageError(f"recording.rounds cannot have {index}: {reasons[index]}; choose another.")
+
+
+def _skipped(selection: Selection, usable: Sequence[int], reasons: dict[int, str]) -> Iterator[str]:
+    yield from (reason for reason in reasons.values() if reason)
+    unused = [str(index) for index in usable if index not in selection.rounds]
+    if unused:
+        yield f"rounds {', '.join(unused[:20])}: choose them with recording.rounds"
+    for index in selection.rounds:
+        round_ = selection.bundle.rounds[index]
+        for message in round_.messages:
+            if message.absent is not None:
+                yield f"{message.client} in round {index}: absent ({message.absent or 'no reason given'})"
+            elif selection.view == "server" and message.received is None:
+                yield f"{message.client} in round {index}: its message was not seen"
+            elif selection.view == "server" and message.sent is None and round_.sent is None:
+                yield f"{message.client} in round {index}: the model that it was sent was not recorded"
