@@ -202,13 +202,12 @@ def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
 
 def _in_noise(update: State, std: float) -> Iterator[str]:
     """Name tensors whose entries are smaller than the noise, which cannot be, whatever the data are."""
-    quiet = []
-    for name, tensor in update.items():
-        n = tensor.numel()
-        if (n == 1 and float(tensor) == round(float(tensor))) or (
-            n > 1 and float(tensor.square().mean().sqrt()) < least_noise(std, n)
-        ):
-            quiet.append(name)
+    integers = [
+        name for name, tensor in update.items() if tensor.numel() == 1 and float(tensor) == round(float(tensor))
+    ]
+    several = {name: tensor for name, tensor in update.items() if tensor.numel() > 1}
+    small = [name for name, t in several.items() if float(t.square().mean().sqrt()) < least_noise(std, t.numel())]
+    quiet = [name for name in update if name in (*integers, *small)]
     if quiet:
         yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
