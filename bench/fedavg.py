@@ -13,7 +13,7 @@ from fedglass.attack.forward.unroll import BUDGET_MIB
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Observation, Training
 from fedglass.fl.local import schedule, train
-from fedglass.fl.trajectory import Memory, Trajectory
+from fedglass.fl.trajectory import Trajectory, TrajectoryMemory
 from fedglass.recipes.dlfa import dlfa_published
 from fedglass.recipes.sme import sme, sme_baseline_ig, sme_published
 
@@ -49,7 +49,11 @@ def simulation() -> list[tuple[str, str, str]]:
     inputs = observation.knows.whitening.whiten(truth.images)
     runs = {"plain": partial(train, network, start, inputs, truth.labels, batches, training)}
     images = inputs.expand(training.epochs, *inputs.shape).contiguous().requires_grad_()
-    for name, memory in (("graphs", Memory(graphs=True)), ("weights", Memory()), ("every 3rd", Memory(every=3))):
+    for name, memory in (
+        ("graphs", TrajectoryMemory(graphs=True)),
+        ("weights", TrajectoryMemory()),
+        ("every 3rd", TrajectoryMemory(every=3)),
+    ):
         trajectory = Trajectory(network, start, batches, training, memory)
         runs[name] = partial(_there_and_back, trajectory, images, truth.labels)
     seconds = side_by_side(runs, 4)

@@ -167,7 +167,7 @@ def test_a_message_of_its_own_is_no_message_of_others(toy: Any) -> None:
     for rule in ("any", "one_client", "mean"):
         with pytest.raises(UsageError, match="adversary's own update, sent back by the rule"):
             reading(rule).run(echo)
-    with pytest.raises(UsageError, match="nothing of others to read"):
+    with pytest.raises(UsageError, match="no update of the round but that of"):
         seen_by(toy, Only(0))
 
 

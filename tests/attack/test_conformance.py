@@ -272,7 +272,7 @@ STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStar
 SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 CLIENTS: list[AcceptedClients] = [AllClients(), AllOthers(), OneOther(), SomeOthers()]
-GUESSES: list[Guesses[AnyAttack, Any]] = [
+GUESSES: list[Guesses[AnyAttack]] = [
     GuessEpochs(),
     SubtractOwnUpdate(),
     KeepOwnUpdate(),

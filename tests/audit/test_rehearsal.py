@@ -95,7 +95,7 @@ def test_batch_labels_of_an_aggregate_can_not_be_told(make_federation: Make) -> 
     chosen: dict[str, AnyAttack] = {"dlfa": recipe("dlfa", labels=OracleBatchLabels())}
     knows, federation = Knows(batch_labels=True), replace(make_federation(examples=2), training=LOCAL)
     rehearse([Simulated(federation, views=(ServerView(),), knows=knows)], chosen)
-    with pytest.raises(UsageError, match=r"OracleBatchLabels needs .*of an aggregate .*can not.*labels = \"oracle\""):
+    with pytest.raises(UsageError, match=r"OracleBatchLabels needs .*of an aggregate .*cannot.*labels = \"oracle\""):
         rehearse([Simulated(federation, views=(AggregateView(),), knows=knows)], chosen)
 
 

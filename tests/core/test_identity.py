@@ -158,7 +158,7 @@ def test_the_text_is_the_same_in_another_process() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (Opaque(1.0), "The part is of type Opaque, which can not be written down"),
+        (Opaque(1.0), "The part is of type Opaque, which cannot be written down"),
         (Part(inner=Opaque(1.0)), r"The part: Part\.inner is of type Opaque"),
         ((1, [Opaque(1.0)]), r"The part\[1\]\[0\] is of type Opaque"),
         ({"a": Opaque(1.0)}, r"The part\['a'\] is of type Opaque"),
@@ -262,7 +262,7 @@ def test_models_that_differ_in_a_function_or_an_object_differ() -> None:
     models = [Scaled(by(2.0)), Scaled(by(3.0)), Scaled(lambda x: x + 1), Scaled(Plain(1)), Scaled(Plain(2))]
     assert len({of_model(model) for model in models}) == len(models)
     assert of_model(Scaled(by(2.0))) == of_model(Scaled(by(2.0)))
-    with pytest.raises(UsageError, match=r"Scaled\.how is of type Plain, which can not be written down"):
+    with pytest.raises(UsageError, match=r"Scaled\.how is of type Plain, which cannot be written down"):
         of_model(Scaled(Plain(by(2.0))))
 
 

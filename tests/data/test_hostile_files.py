@@ -80,7 +80,7 @@ def test_idx_without_labels_or_with_broken_gzip(tmp_path: Path) -> None:
     file.write_bytes(packed[:12] + bytes(8) + packed[20:])
     refused(f"idx:{file}", "gzip data is truncated or corrupt")
     (tmp_path / "train-labels-idx1-ubyte").unlink()
-    refused(f"idx:{file}", "expected the labels beside it as train-labels-idx1-ubyte")
+    refused(f"idx:{file}", "expected the labels next to it as train-labels-idx1-ubyte")
 
 
 def test_gzip_bomb_is_read_no_further_than_announced(tmp_path: Path) -> None:

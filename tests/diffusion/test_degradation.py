@@ -61,5 +61,5 @@ def test_an_enlarged_picture_is_read_back_exactly() -> None:
 
 @pytest.mark.parametrize("part", [BlockMean(3), Bicubic(5), BlockMean(0), Enlarged(16)], ids=repr)
 def test_a_factor_that_does_not_fit_is_refused(part: Degradation) -> None:
-    with pytest.raises(UsageError, match="can not be reduced by the factor"):
+    with pytest.raises(UsageError, match="cannot be reduced by the factor"):
         Spectrum.of(part, 16, 32)

@@ -129,7 +129,7 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path) -> None:
     with pytest.raises(UsageError, match="NaN"):
         load_folder(folder)
     (folder / CONFIG).write_text("[" * 100_000)
-    with pytest.raises(UsageError, match="can not be read as JSON"):
+    with pytest.raises(UsageError, match="cannot be read as JSON"):
         load_folder(folder)
     (folder / WEIGHTS).unlink()
     with pytest.raises(
@@ -196,9 +196,9 @@ def test_a_pipeline_of_diffusers_is_read(borrowed: Path) -> None:
     [
         ({"num_class_embeds": 10}, "wants the class"),
         ({"block_out_channels": [1024, 2048]}, "more than .* can hold"),
-        ({"block_out_channels": [8, 12]}, "diffusers can not read|do not fit"),
+        ({"block_out_channels": [8, 12]}, "diffusers cannot read|do not fit"),
         ({"sample_size": None}, "must tell sample_size"),
-        ({"down_block_types": ["Nonsense", "DownBlock2D"]}, "can not build"),
+        ({"down_block_types": ["Nonsense", "DownBlock2D"]}, "cannot build"),
         ({"quantization_config": {}}, "quantised"),
     ],
     ids=repr,

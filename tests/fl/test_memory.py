@@ -14,7 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule
-from fedglass.fl.trajectory import MIB, Memory, Trajectory, fit, graph_bytes
+from fedglass.fl.trajectory import MIB, Trajectory, TrajectoryMemory, fit, graph_bytes
 from fedglass.models.network import Network
 
 STEPS = 30
@@ -38,7 +38,7 @@ def sizes(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> tuple[float, f
     return weights, graph_bytes(trajectory.step(0, trajectory.start, *data, second=True)) / MIB
 
 
-def needed(memory: Memory, weights: float, graph: float) -> float:
+def needed(memory: TrajectoryMemory, weights: float, graph: float) -> float:
     """What is alive at once, counted anew."""
     if memory.graphs:
         return STEPS * (weights + graph)
@@ -48,7 +48,7 @@ def needed(memory: Memory, weights: float, graph: float) -> float:
 
 
 def test_a_large_budget_keeps_every_graph(trajectory: Trajectory, data: tuple[Tensor, Tensor]) -> None:
-    assert fit(trajectory, *data, budget_mib=1024.0) == Memory(every=1, graphs=True)
+    assert fit(trajectory, *data, budget_mib=1024.0) == TrajectoryMemory(every=1, graphs=True)
 
 
 def test_whatever_is_chosen_fits_and_more_budget_recomputes_less(

@@ -13,11 +13,17 @@ from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of
 from fedglass.core.types import BatchNorm, Training
-from fedglass.fl.local import Batch, schedule
-from fedglass.fl.trajectory import Memory, Trajectory, per_epoch
+from fedglass.fl.local import LocalBatch, schedule
+from fedglass.fl.trajectory import Trajectory, TrajectoryMemory, per_epoch
 from fedglass.models.network import Network
 
-MEMORIES = [Memory(graphs=True), Memory(), Memory(every=2), Memory(every=3), Memory(every=100)]
+MEMORIES = [
+    TrajectoryMemory(graphs=True),
+    TrajectoryMemory(),
+    TrajectoryMemory(every=2),
+    TrajectoryMemory(every=3),
+    TrajectoryMemory(every=100),
+]
 LR = 0.7
 
 
@@ -61,7 +67,11 @@ PLAIN = Training(LR)
 
 
 def trajectory_of(
-    model: nn.Module, statistics: BatchNorm, batches: list[Batch], memory: Memory, training: Training = PLAIN
+    model: nn.Module,
+    statistics: BatchNorm,
+    batches: list[LocalBatch],
+    memory: TrajectoryMemory,
+    training: Training = PLAIN,
 ) -> Trajectory:
     network = Network(model, buffers_of(model), statistics)
     start = [p.detach().clone() for p in model.parameters()]
@@ -100,14 +110,14 @@ PER_EPOCH = torch.tensor([[0, 1, 2, 3, 1], [1, 3, 0, 2, 1], [4, 4, 0, 1, 2]])
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("statistics", list(BatchNorm))
-def test_in_double_precision_both_agree_to_rounding(toy: Any, memory: Memory, statistics: BatchNorm) -> None:
+def test_in_double_precision_both_agree_to_rounding(toy: Any, memory: TrajectoryMemory, statistics: BatchNorm) -> None:
     batches = list(schedule(Training(LR, 3, 2), 5, None))  # the last batch of an epoch is short
     trajectory = trajectory_of(toy.normalised().double(), statistics, batches, memory)
     compare(trajectory, examples(toy, 3, torch.float64), HARD, 1e-10)
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
-def test_in_single_precision_both_agree_to_1e_5(toy: Any, memory: Memory) -> None:
+def test_in_single_precision_both_agree_to_1e_5(toy: Any, memory: TrajectoryMemory) -> None:
     batches = list(schedule(Training(LR, 3, 2), 5, None))
     compare(trajectory_of(toy.dense(), BatchNorm.FROZEN, batches, memory), examples(toy, 3, torch.float32), HARD, 1e-5)
 
@@ -115,7 +125,7 @@ def test_in_single_precision_both_agree_to_1e_5(toy: Any, memory: Memory) -> Non
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("labels", ["hard", "soft", "per epoch"])
-def test_all_kinds_of_labels_and_shared_images(toy: Any, memory: Memory, shared: bool, labels: str) -> None:
+def test_all_kinds_of_labels_and_shared_images(toy: Any, memory: TrajectoryMemory, shared: bool, labels: str) -> None:
     soft = torch.randn(5, 5, generator=stream(0, "soft"), dtype=torch.float64).softmax(-1)
     targets = {"hard": HARD, "soft": soft, "per epoch": PER_EPOCH}[labels]
     batches = list(schedule(Training(LR, 3, 2), 5, None))
@@ -124,7 +134,7 @@ def test_all_kinds_of_labels_and_shared_images(toy: Any, memory: Memory, shared:
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
-def test_shuffled_batches(toy: Any, memory: Memory) -> None:
+def test_shuffled_batches(toy: Any, memory: TrajectoryMemory) -> None:
     batches = list(schedule(Training(LR, 2, 2), 5, stream(1, "shuffle")))
     trajectory = trajectory_of(toy.dense().double(), BatchNorm.FROZEN, batches, memory)
     compare(trajectory, examples(toy, 1, torch.float64), HARD, 1e-10)
@@ -132,14 +142,14 @@ def test_shuffled_batches(toy: Any, memory: Memory) -> None:
 
 def test_images_that_are_not_contiguous(toy: Any) -> None:
     batches = list(schedule(Training(LR, 2, 2), 5, None))
-    trajectory = trajectory_of(toy.dense().double(), BatchNorm.FROZEN, batches, Memory(every=2))
+    trajectory = trajectory_of(toy.dense().double(), BatchNorm.FROZEN, batches, TrajectoryMemory(every=2))
     images = examples(toy, 2, torch.float64).transpose(-1, -2)
     assert not images.is_contiguous()
     compare(trajectory, images, HARD, 1e-10)
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
-def test_unused_parameters_do_not_disturb(toy: Any, memory: Memory) -> None:
+def test_unused_parameters_do_not_disturb(toy: Any, memory: TrajectoryMemory) -> None:
     class Wasteful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +170,7 @@ def test_unused_parameters_do_not_disturb(toy: Any, memory: Memory) -> None:
 
 def test_only_a_part_of_the_message_may_be_used(toy: Any) -> None:
     batches = list(schedule(Training(LR, 2, 2), 5, None))
-    trajectory = trajectory_of(toy.dense().double(), BatchNorm.FROZEN, batches, Memory())
+    trajectory = trajectory_of(toy.dense().double(), BatchNorm.FROZEN, batches, TrajectoryMemory())
     images = examples(toy, 2, torch.float64).requires_grad_()
     fast, slow = trajectory.gradient_sum(images, HARD), naive(trajectory, images, HARD)
     one, other = (torch.autograd.grad(m[1].square().sum(), images)[0] for m in (fast, slow))
@@ -168,7 +178,7 @@ def test_only_a_part_of_the_message_may_be_used(toy: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
-def test_nothing_given_is_changed(toy: Any, memory: Memory) -> None:
+def test_nothing_given_is_changed(toy: Any, memory: TrajectoryMemory) -> None:
     batches = list(schedule(Training(LR, 2, 2), 5, None))
     trajectory = trajectory_of(toy.dense(), BatchNorm.FROZEN, batches, memory)
     images = examples(toy, 2, torch.float32).requires_grad_()
@@ -197,7 +207,7 @@ TRAININGS = [
 @pytest.mark.parametrize("labels", ["hard", "soft", "per epoch"])
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("training", TRAININGS, ids=repr)
-def test_the_adjoint_of_every_training(toy: Any, training: Training, memory: Memory, labels: str) -> None:
+def test_the_adjoint_of_every_training(toy: Any, training: Training, memory: TrajectoryMemory, labels: str) -> None:
     soft = torch.randn(5, 5, generator=stream(0, "soft"), dtype=torch.float64).softmax(-1)
     targets = {"hard": HARD, "soft": soft, "per epoch": PER_EPOCH}[labels]
     batches = list(schedule(training, 5, None))
@@ -213,14 +223,14 @@ def test_the_adjoint_of_every_training_through_normalisation(
     model = toy.normalised().double()
     model[0].bias = None  # before a normalisation its gradient is nothing but rounding, of which Adam makes a step
     batches = list(schedule(training, 5, stream(1, "shuffle")))
-    trajectory = trajectory_of(model, statistics, batches, Memory(every=2), training)
+    trajectory = trajectory_of(model, statistics, batches, TrajectoryMemory(every=2), training)
     compare(trajectory, examples(toy, 1, torch.float64), HARD, 1e-7)
 
 
 @pytest.mark.parametrize("training", [t for t in TRAININGS if isinstance(t.optimiser, SGD)], ids=repr)
 def test_in_single_precision_every_sgd_agrees_to_1e_5(toy: Any, training: Training) -> None:
     batches = list(schedule(training, 5, None))
-    trajectory = trajectory_of(toy.dense(), BatchNorm.FROZEN, batches, Memory(), training)
+    trajectory = trajectory_of(toy.dense(), BatchNorm.FROZEN, batches, TrajectoryMemory(), training)
     compare(trajectory, examples(toy, 3, torch.float32), HARD, 1e-5)
 
 
@@ -230,7 +240,7 @@ def test_in_single_precision_adam_is_as_good_as_its_rounding(toy: Any, training:
     found = []
     for dtype in (torch.float32, torch.float64):
         trajectory = trajectory_of(
-            toy.dense().to(dtype), BatchNorm.FROZEN, list(schedule(training, 5, None)), Memory(), training
+            toy.dense().to(dtype), BatchNorm.FROZEN, list(schedule(training, 5, None)), TrajectoryMemory(), training
         )
         images = examples(toy, 3, dtype).requires_grad_()
         found += torch.autograd.grad(loss_of(trajectory.gradient_sum(images, HARD)), images)
@@ -240,7 +250,9 @@ def test_in_single_precision_adam_is_as_good_as_its_rounding(toy: Any, training:
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("optimiser", [Adam(), AdamW()], ids=repr)
-def test_dead_units_leave_the_adjoint_of_adam_finite(toy: Any, optimiser: Adam | AdamW, memory: Memory) -> None:
+def test_dead_units_leave_the_adjoint_of_adam_finite(
+    toy: Any, optimiser: Adam | AdamW, memory: TrajectoryMemory
+) -> None:
     """Units that never answer have gradient and moments of exactly zero; the others are as without them."""
     model = toy.dense(nn.ReLU)
     with torch.no_grad():
@@ -285,7 +297,7 @@ def as_before(trajectory: Trajectory, images: Tensor, targets: Tensor) -> tuple[
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=repr)
 @pytest.mark.parametrize("targets", [HARD, PER_EPOCH], ids=["hard", "per epoch"])
-def test_plain_sgd_is_the_plain_formula_to_the_last_bit(toy: Any, memory: Memory, targets: Tensor) -> None:
+def test_plain_sgd_is_the_plain_formula_to_the_last_bit(toy: Any, memory: TrajectoryMemory, targets: Tensor) -> None:
     training = Training(LR, 3, 2)
     batches = list(schedule(training, 5, None))
     trajectory = trajectory_of(toy.dense(), BatchNorm.FROZEN, batches, memory, training)

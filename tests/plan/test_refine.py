@@ -68,7 +68,7 @@ def test_the_path_of_a_model_is_relative_to_the_plan(tmp_path: Path) -> None:
         ('{name = "ddrm", factors = 2}', "refine 'ddrm': Unknown option 'factors': did you mean 'factor'"),
         ('{name = "ddrm", factor = "2"}', "refine 'ddrm': factor must be of type int"),
         ('{name = "ddrm", model = "nowhere"}', "nowhere' is not a folder"),
-        ('{name = "ddrm", factor = 3}', "can not be reduced by the factor 3"),
+        ('{name = "ddrm", factor = 3}', "cannot be reduced by the factor 3"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(refine: str, words: str, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_rows_of_a_table_are_no_pictures(tmp_path: Path, caplog: pytest.LogCaptu
     with fedglass.recording(tmp_path / "bundle", model, client="a", round=1, truth=True):
         train(model, IMAGES["a"].flatten(1), LABELS["a"])
 
-    assert "no images" in caplog.text
+    assert "not images" in caplog.text
     assert "whitening" not in caplog.text
 
 

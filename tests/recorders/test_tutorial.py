@@ -25,7 +25,7 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     made = run("federation.py")
     assert made.returncode == 0, made.stderr[-2000:]
     told = run("-m", "fedglass", "record-info", "bundle")
-    assert "2 rounds, 2 clients, whole" in told.stdout
+    assert "2 rounds, 2 clients, complete" in told.stdout
     assert "Contradictions" not in told.stdout
     done = run("-m", "fedglass", "audit", "bundle", "-o", "out", "--model", "network:Net", "--code", ".")
     assert done.returncode == 1, done.stderr[-2000:]

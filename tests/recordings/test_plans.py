@@ -88,20 +88,20 @@ def test_nobody_is_passed_over_who_took_part_in_other_rounds(tmp_path: Path) -> 
     in_turn(tmp_path, {1: ("a",), 2: ("a", "b"), 3: ("b",), 4: ("c", "b"), 5: ("a",)})
     (source,) = sources(job(tmp_path))
     assert [view.rounds()[-1] for view in source.views] == [1, 2, 2, 4, 4, 5]
-    assert source.overlooked == ()
+    assert source.unaudited_clients == ()
 
 
 def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     in_turn(tmp_path, {1: ("a",), 2: ("b",), 3: ("a",)}, unsent=(2,))
     (source,) = sources(job(tmp_path))
-    assert source.overlooked == ("b",)
+    assert source.unaudited_clients == ("b",)
     assert all(details(target, Kind.CLIENTS_NOT_AUDITED) == {"clients": ["'b'"]} for target in targets(job(tmp_path)))
     (source,) = sources(job(tmp_path, 'rounds = "all"'))
-    assert source.overlooked == ("b",), "all means everybody"
+    assert source.unaudited_clients == ("b",), "all means everybody"
     (source,) = sources(job(tmp_path, "rounds = [1]"))
-    assert source.overlooked == (), "who names the rounds has decided"
+    assert source.unaudited_clients == (), "who names the rounds has decided"
     (source,) = sources(job(tmp_path, 'whose = ["a"]'))
-    assert source.overlooked == (), "who names the clients has decided"
+    assert source.unaudited_clients == (), "who names the clients has decided"
 
 
 def test_a_message_that_the_rule_left_out_was_seen_by_the_server(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_a_message_that_nobody_could_take_down_is_not_passed_over(tmp_path: Path
     writer.round(1).not_recorded("client 2", "its reply is no model")
     for keys in ("", 'rounds = "all"', "rounds = [1]"):
         (source,) = sources(job(tmp_path, keys))
-        assert source.overlooked == ("client 2",), keys
+        assert source.unaudited_clients == ("client 2",), keys
 
 
 def test_what_the_recorder_could_not_follow_is_said_with_the_replay(tmp_path: Path) -> None:
@@ -515,11 +515,8 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     told = 'truth = "b-truth"\nrounds = "all"\ndefended = { name = "gaussian_noise", std = 1.0 }'
     Real(sizes=(1, 2), rounds=2, leaves=noisy).record(tmp_path / "b", defences=None)
     first, *_ = targets(job(tmp_path, told))
-    assert list(first.same_noise_in) == [
-        "as of client 1 in round 1",
-        "as of client 0 in round 2",
-        "as of client 1 in round 2",
-    ]
+    others = ["as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2"]
+    assert list(first.same_noise_in) == others
     assert Kind.NOISE_REFUTED in [each.kind for each in message_doubts(first)]
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
     assert list(first.same_noise_in) == ["as in round 2"]
@@ -530,10 +527,10 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
 def test_what_a_recorder_lost_is_not_passed_over(tmp_path: Path) -> None:
     """Its bundle is whole by itself, and nobody sees what it lacks."""
     writer = Real(sizes=(1,), rounds=1).record(tmp_path / "b")
-    assert sources(job(tmp_path))[0].overlooked == ()
+    assert sources(job(tmp_path))[0].unaudited_clients == ()
     writer.mark_incomplete()
     for keys in ("", "rounds = [1]", 'whose = ["client 0"]'):
-        assert sources(job(tmp_path, keys))[0].overlooked == ("an unidentified client (recording incomplete)",)
+        assert sources(job(tmp_path, keys))[0].unaudited_clients == ("an unidentified client (recording incomplete)",)
 
 
 def test_a_declared_training_that_moves_nothing_is_not_called_a_zero_update(tmp_path: Path) -> None:

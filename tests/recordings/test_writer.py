@@ -16,9 +16,9 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.federation.truth import Truths
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.format import FactSheet, large_metrics
 from fedglass.recordings.join import join
 from fedglass.recordings.reader import files_of
+from fedglass.recordings.sizes import large_metrics
 
 STATE = {"b.weight": torch.tensor([[1.0, 2.0]]), "a.bias": torch.tensor(3.0), "n": torch.tensor(4)}
 
@@ -264,6 +264,4 @@ def test_what_may_not_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
 def test_sizes_of_metrics_are_read_off_the_words_of_earlier_versions(sizes: object) -> None:
     """Files without sizes, or with something else in their place, have arrays and bytes as words."""
     metrics = {"picture": "(64 numbers)", "raw": "(2 bytes)", "few": "(3 numbers)", "note": "64 numbers"}
-    facts: FactSheet = {"metrics": {"read": metrics}, "x-metric-sizes": {"read": sizes}}
-    assert large_metrics(facts) == ["picture", "raw"]
-    assert large_metrics({"metrics": {"read": metrics}}) == ["picture", "raw"]
+    assert large_metrics(metrics, sizes) == ["picture", "raw"]

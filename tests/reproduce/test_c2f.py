@@ -155,7 +155,7 @@ def test_what_was_reduced_is_said() -> None:
     of = table("c2f-table3")
     said = " ".join(remarks(of, planned("c2f-table3", 2), {}))
     assert "4 iterations in all" in said
-    assert "restarts: 1; trials: 2; 96 x 96 pixels in place of 224 x 224" in said
+    assert "restarts: 1; trials: 2; 96 x 96 pixels instead of 224 x 224" in said
     assert "30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, 20 trials" in said
 
 

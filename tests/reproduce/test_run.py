@@ -198,7 +198,7 @@ def refuse_damaged(asked: list[Cell], directory: Path) -> None:
     (directory / RECORDS).rename(directory / "kept")
     for content in (whole[:100], whole[:-1]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is damaged and can not be used: delete the file, and the network is trai"):
+        with pytest.raises(DataError, match="is damaged and cannot be used: delete the file, and the network is trai"):
             run(asked, directory, InProcess(), Heard())
     path.write_bytes(whole)
     (directory / "kept").rename(directory / RECORDS)

@@ -8,7 +8,6 @@ from itertools import combinations, islice
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack, Guess, Guesses, lowest_energies
 from fedglass.attack.participant import check_not_echo
@@ -78,7 +77,7 @@ class SomeOthers:
 
 
 @dataclass(frozen=True)
-class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
+class GuessAccepted(Guesses[AnyAttack]):
     """The clients whose updates were accepted, where the adversary knows only who took part.
 
     Other clients of the same size and, where an oracle has given them, the same labels cannot be distinguished: one of
@@ -101,25 +100,22 @@ class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
                 f"kept.share must be above 0 and at most 1, kept.most at least 1, got {self.share} and {self.most}."
             )
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[Accepted | None]]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
         check_not_echo(observation)
         present = observation.knows.present
-        if present is None and not self.clients.when_known:
+        if present is not None:
+            return [self._guess(attack, observation, clients) for clients in self._distinct(observation, present)]
+        if not self.clients.when_known:
             raise UsageError(
                 f"{self.clients} is a guess about whose updates the rule has accepted, which the adversary knows: set "
                 'adversary.knows_kept = false, or suppose rule = "mean".'
             )
-        accepted = [None] if present is None else self._distinct(observation, present)
-        return [Guess(value, attack, self._suppose(observation, value)) for value in accepted]
+        return [self._guess(attack, observation, None)]
 
-    def check(self, attack: AnyAttack, observation: Observation) -> None:
-        first = self.options(attack, observation)[0]
-        first.attack.check(first.observation)
+    def check(self, options: list[Guess]) -> None:
+        super().check(options[:1])
 
-    def select(
-        self, attack: AnyAttack, observation: Observation, seed: int, progress: Progress
-    ) -> list[Guess[Accepted | None]]:
-        options = self.options(attack, observation)
+    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
         if len(options) == 1:
             return options
         keep = max(4, len(options) // 4)
@@ -127,34 +123,34 @@ class GuessAccepted(Guesses[AnyAttack, Accepted | None]):
         likely = [guess for guess in options if guess in best]
         return lowest_energies(likely, self.share, 1, seed, progress_part(progress, 1, 2))
 
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[Accepted | None]) -> Reconstruction:
-        grouping = () if self.mean else _grouping(guess.observation, reconstruction)
-        return replace(reconstruction, kept=guess.value, grouping=grouping)
-
-    def recall(
-        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[Accepted | None]:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
         """Return the guess of the reconstruction, or one that fits the number of images where that differs.
 
         The adversary's own images come last, where they are among them.
         """
-        contribution, present = observation.own, observation.knows.present
+        contribution, present, count = observation.own, observation.knows.present, len(like.images)
         if contribution is None or present is None:
-            return Guess(None, attack, self._with_share(observation))
+            return self._guess(attack, observation, None)
         size, own_images = len(contribution.labels), contribution.images
-        with_own = len(pixels) > size and torch.equal(pixels[-size:].to(own_images), own_images)
-        by_count = [
-            _of_size(present[:-1], len(pixels) - count, has_own) for count, has_own in ((size, True), (0, False))
-        ]
+        with_own = count > size and torch.equal(like.images[-size:].to(own_images), own_images)
+        by_count = [_of_size(present[:-1], count - n, has_own) for n, has_own in ((size, True), (0, False))]
         candidates = [like.kept, *(by_count if with_own else reversed(by_count))]
-        fitting = [c for c in candidates if c is not None and _examples(c, present, size) == len(pixels)]
+        fitting = [c for c in candidates if c is not None and _examples(c, present, size) == count]
         if not fitting:
             raise UsageError(
-                f"{len(pixels)} images are those of no clients of the round, who have {present} examples: give all "
+                f"{count} images are those of no clients of the round, who have {present} examples: give all "
                 "images of some of them."
             )
         accepted = next((c for c in fitting if c.own == with_own), fitting[0])
-        return Guess(accepted, attack, self._suppose(observation, accepted))
+        return self._guess(attack, observation, accepted)
+
+    def _guess(self, attack: AnyAttack, observation: Observation, accepted: Accepted | None) -> Guess:
+        supposed = self._suppose(observation, accepted)
+
+        def note(run: Reconstruction) -> Reconstruction:
+            return replace(run, kept=accepted, grouping=() if self.mean else _grouping(supposed, run))
+
+        return Guess(attack, supposed, note, value=accepted)
 
     def _distinct(self, observation: Observation, present: tuple[int, ...]) -> list[Accepted]:
         """Return the first `most` sets of clients that the message can tell apart."""

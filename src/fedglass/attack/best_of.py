@@ -14,9 +14,9 @@ A `Guesses` value lists what is possible for a message, and says what a guess ma
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -83,48 +83,45 @@ def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
 AttacksByRule = tuple[tuple[str, AnyAttack], ...]
 """One attack for each aggregation rule, with the rule's name."""
 A = TypeVar("A", bound=AnyAttack | AttacksByRule)
-V = TypeVar("V")
+
+
+def unchanged(reconstruction: Reconstruction) -> Reconstruction:
+    return reconstruction
 
 
 @dataclass(frozen=True, eq=False)
-class Guess(Generic[V]):
-    """One guess: its value, the attack that is run under it, and the message as this attack sees it."""
+class Guess:
+    """One guess: the attack that is run under it, and the message as this attack sees it."""
 
-    value: V
     attack: AnyAttack
     observation: Observation
+    note: Callable[[Reconstruction], Reconstruction] = unchanged
+    """Notes the guess in the reconstruction that was made under it."""
     known_images: int = 0
     """How many images, the last ones, are the adversary's own: the attack does not look for them."""
+    value: object = None
+    """What is guessed, such as the name of a rule."""
 
 
-class Guesses(ABC, Generic[A, V]):
+class Guesses(ABC, Generic[A]):
     """Guesses of the adversary about a message."""
 
     @abstractmethod
-    def options(self, attack: A, observation: Observation) -> list[Guess[V]]:
+    def options(self, attack: A, observation: Observation) -> list[Guess]:
         """Return all guesses that are possible, at least one."""
 
-    def select(self, attack: A, observation: Observation, seed: int, progress: Progress) -> list[Guess[V]]:
-        """Return the guesses under which the attack is run to its end: all, unless short trials leave some out."""
-        return self.options(attack, observation)
-
-    @abstractmethod
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[V]) -> Reconstruction:
-        """Note the guess in the reconstruction that was made under it."""
-
-    @abstractmethod
-    def recall(
-        self, attack: A, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[V]:
-        """Return the guess that a reconstruction was made under, for images that are to be judged by it.
-
-        # pixels (n, c, h, w), labels (n,)
-        """
-
-    def check(self, attack: A, observation: Observation) -> None:
+    def check(self, options: list[Guess]) -> None:
         """Refuse what a run would refuse, without its work."""
-        for guess in self.options(attack, observation):
+        for guess in options:
             guess.attack.check(guess.observation)
+
+    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+        """Return the guesses under which the attack is run to its end: all, unless short trials leave some out."""
+        return options
+
+    def recall(self, attack: A, observation: Observation, like: Reconstruction) -> Guess:
+        """Return the guess that a reconstruction was made under. Its images may be others, which are to be judged."""
+        return self.options(attack, observation)[0]
 
     def shortened(self, share: float) -> Self:
         """Return the same guesses, with a share of the iterations of their own trials."""
@@ -136,8 +133,8 @@ class BestOf(Generic[A]):
     """An attack under each of several guesses; the run of lowest energy is returned."""
 
     attack: A
-    """The attack, or one for each rule where the rule is what is guessed."""
-    guesses: Guesses[A, Any]
+    """The attack, or one for each rule where the rule is guessed."""
+    guesses: Guesses[A]
 
     def __post_init__(self) -> None:
         if isinstance(self.attack, tuple):
@@ -146,27 +143,25 @@ class BestOf(Generic[A]):
                 raise UsageError(f"Rules to try need different names, at least one, got {rules}.")
 
     def check(self, observation: Observation) -> None:
-        check_needs(self.guesses, observation)
-        self.guesses.check(self.attack, observation)
+        self.guesses.check(self._options(observation))
 
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
-        check_needs(self.guesses, observation)
         trials: list[int] = []
 
         def of_trials(done: int, total: int) -> None:
             trials.append(done)
             progress(done, 2 * total)
 
-        selected = self.guesses.select(self.attack, observation, seed, of_trials)
+        selected = self.guesses.select(self._options(observation), observation, seed, of_trials)
         of_runs = progress_part(progress, 1, 2) if trials else progress
-        runs = []
-        for i, guess in enumerate(selected):
-            run = guess.attack.run(guess.observation, seed, progress_part(of_runs, i, len(selected)))
-            runs.append(self.guesses.annotate(run, guess))
+        runs = [
+            guess.note(guess.attack.run(guess.observation, seed, progress_part(of_runs, i, len(selected))))
+            for i, guess in enumerate(selected)
+        ]
         return min(runs, key=lambda run: energy_rank(run.energy))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
-        guess = self.guesses.recall(self.attack, observation, pixels, labels, like)
+        guess = self.guesses.recall(self.attack, observation, replace(like, images=pixels, labels=labels))
         n = len(labels) - guess.known_images
         return guess.attack.energy_of(guess.observation, pixels[:n], labels[:n], like)
 
@@ -179,8 +174,12 @@ class BestOf(Generic[A]):
         return refinements_of(self.attack[0][1] if isinstance(self.attack, tuple) else self.attack)
 
     def refined_by(self, parts: tuple[Refine, ...]) -> BestOf[A]:
-        """Refine the images that are returned; those of trials are not refined."""
+        """Return the same attack, which refines the images that it returns, and not those of trials."""
         return self._with_attack(lambda attack: refined_by(attack, parts))
+
+    def _options(self, observation: Observation) -> list[Guess]:
+        check_needs(self.guesses, observation)
+        return self.guesses.options(self.attack, observation)
 
     def _with_attack(self, change: Callable[[AnyAttack], AnyAttack]) -> BestOf[A]:
         if isinstance(self.attack, tuple):
@@ -188,9 +187,7 @@ class BestOf(Generic[A]):
         return replace(self, attack=cast("A", change(self.attack)))
 
 
-def lowest_energies(
-    guesses: Sequence[Guess[V]], share: float, keep: int, seed: int, progress: Progress
-) -> list[Guess[V]]:
+def lowest_energies(guesses: list[Guess], share: float, keep: int, seed: int, progress: Progress) -> list[Guess]:
     """Run each guess with a share of its iterations, and return the guesses of lowest energy, the lowest first."""
     energies = []
     for i, guess in enumerate(guesses):
@@ -201,7 +198,7 @@ def lowest_energies(
 
 
 @dataclass(frozen=True)
-class GuessEpochs(Guesses[AnyAttack, Training]):
+class GuessEpochs(Guesses[AnyAttack]):
     """Every number of epochs that divides the number of local steps.
 
     For an adversary that knows steps, examples and learning rate but neither epochs nor batch size; batches are
@@ -211,19 +208,17 @@ class GuessEpochs(Guesses[AnyAttack, Training]):
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
     supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.STEPS, Fact.LR, Fact.SIZE})
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[Training]]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
         check_needs(attack, observation, self.supplies)
-        return [Guess(t, attack, with_training(observation, t)) for t in possible_trainings(observation)]
+        return [self._guess(attack, observation, training) for training in possible_trainings(observation)]
 
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[Training]) -> Reconstruction:
-        return replace(reconstruction, supposed=guess.value)
-
-    def recall(
-        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[Training]:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
-        return Guess(like.supposed, attack, with_training(observation, like.supposed))
+        return self._guess(attack, observation, like.supposed)
+
+    def _guess(self, attack: AnyAttack, observation: Observation, training: Training) -> Guess:
+        return Guess(attack, with_training(observation, training), lambda run: replace(run, supposed=training))
 
 
 def possible_trainings(observation: Observation) -> list[Training]:
@@ -258,7 +253,7 @@ def with_training(observation: Observation, training: Training) -> Observation:
 
 
 @dataclass(frozen=True)
-class GuessRule(Guesses[AttacksByRule, str]):
+class GuessRule(Guesses[AttacksByRule]):
     """The aggregation rule, by one attack that supposes each rule [Yue et al., 2025, Eq. 22].
 
     All attacks measure the same message in the same units, so that their energies can be compared. Where there are more
@@ -278,36 +273,31 @@ class GuessRule(Guesses[AttacksByRule, str]):
                 f"{self.share}."
             )
 
-    def options(self, attack: AttacksByRule, observation: Observation) -> list[Guess[str]]:
-        possible, refusals = list[Guess[str]](), list[UsageError]()
+    def options(self, attack: AttacksByRule, observation: Observation) -> list[Guess]:
+        possible, refusals = list[Guess](), list[UsageError]()
         for rule, supposing in attack:
             try:
                 supposing.check(observation)
-                possible.append(Guess(rule, supposing, observation))
+                possible.append(self._guess(supposing, observation, rule))
             except UsageError as error:
                 refusals.append(error)
         if not possible:
             raise refusals[0]
         return possible
 
-    def select(
-        self, attack: AttacksByRule, observation: Observation, seed: int, progress: Progress
-    ) -> list[Guess[str]]:
-        possible = self.options(attack, observation)
-        if self.finalists is None or len(possible) <= self.finalists:
-            return possible
-        return lowest_energies(possible, self.share, self.finalists, seed, progress)
+    def check(self, options: list[Guess]) -> None:
+        """Do nothing more: `options` has checked every attack."""
 
-    def check(self, attack: AttacksByRule, observation: Observation) -> None:
-        self.options(attack, observation)
+    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+        if self.finalists is None or len(options) <= self.finalists:
+            return options
+        return lowest_energies(options, self.share, self.finalists, seed, progress)
 
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[str]) -> Reconstruction:
-        return replace(reconstruction, rule=guess.value)
-
-    def recall(
-        self, attack: AttacksByRule, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[str]:
+    def recall(self, attack: AttacksByRule, observation: Observation, like: Reconstruction) -> Guess:
         attacks = dict(attack)
         if like.rule not in attacks:
             raise UsageError("The reconstruction supposes none of these rules: give one that this attack returned.")
-        return Guess(like.rule, attacks[like.rule], observation)
+        return self._guess(attacks[like.rule], observation, like.rule)
+
+    def _guess(self, attack: AnyAttack, observation: Observation, rule: str) -> Guess:
+        return Guess(attack, observation, lambda run: replace(run, rule=rule), value=rule)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -25,29 +26,22 @@ ECHO = 1e-4
 """Share of an update: a message that differs by less is that update, carried in single precision."""
 
 
-class _OthersOnly(Guesses[AnyAttack, Own | None]):
-    """An attack on the others' examples alone: the adversary's own images are appended to what it reconstructs.
+class _OthersOnly(Guesses[AnyAttack]):
+    """An attack on the others' examples alone: the adversary's own images are appended to the reconstruction.
 
-    There is one guess. Its value is None where the message is attacked as it is.
+    There is one guess, which leaves a message as it is that contains nothing of the adversary's own.
     """
 
     @abstractmethod
     def others(self, observation: Observation) -> Observation:
         """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[Own | None]]:
-        without_own = self.others(observation)
-        contribution = None if without_own is observation else observation.own
-        known_images = observation.knows.examples - without_own.knows.examples
-        return [Guess(contribution, attack, without_own, known_images)]
-
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[Own | None]) -> Reconstruction:
-        return reconstruction if guess.value is None else append_own_images(reconstruction, guess.value)
-
-    def recall(
-        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[Own | None]:
-        return self.options(attack, observation)[0]
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+        others, contribution = self.others(observation), observation.own
+        if contribution is None or others is observation:
+            return [Guess(attack, observation)]
+        known_images = observation.knows.examples - others.knows.examples
+        return [Guess(attack, others, partial(append_own_images, contribution=contribution), known_images)]
 
 
 @dataclass(frozen=True)
@@ -205,15 +199,15 @@ def _remove_labels(true_labels: Tensor, own_labels: Tensor) -> Tensor:
     return torch.tensor(labels, dtype=true_labels.dtype, device=true_labels.device)
 
 
-def append_own_images(others: Reconstruction, contribution: Own) -> Reconstruction:
+def append_own_images(run: Reconstruction, contribution: Own) -> Reconstruction:
     """Append the adversary's own images to those of the others, so that the audit can score all examples."""
-    own_images = contribution.images.to(others.images)
+    own_images = contribution.images.to(run.images)
     return replace(
-        others,
-        images=torch.cat([others.images, own_images]),
-        labels=torch.cat([others.labels, contribution.labels.to(others.labels)]),
-        raw=None if others.raw is None else torch.cat([others.raw, own_images]),
-        film=None if others.film is None else others.film.beside(own_images),
+        run,
+        images=torch.cat([run.images, own_images]),
+        labels=torch.cat([run.labels, contribution.labels.to(run.labels)]),
+        raw=None if run.raw is None else torch.cat([run.raw, own_images]),
+        film=None if run.film is None else run.film.beside(own_images),
     )
 
 

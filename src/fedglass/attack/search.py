@@ -23,7 +23,7 @@ from fedglass.core.types import Observation, Own, Reconstruction, Trial
 
 
 @dataclass(frozen=True)
-class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
+class SearchByOwnImages(Guesses[AnyAttack]):
     """The learning rate, the number of examples, or both, under which the adversary's own images come back best.
 
     They must be among those that are reconstructed, and it knows them [Wilson et al., 2024, Appendix B]: the search
@@ -49,38 +49,35 @@ class SearchByOwnImages(Guesses[AnyAttack, tuple[Trial, ...]]):
         if self.zooms < 0:
             raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess[tuple[Trial, ...]]]:
-        """Return all pairs of the grid, without trials."""
+    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+        """Return all pairs of the grid."""
         check_needs(attack, observation, self.supplies)
-        return [Guess((), attack, with_rate_and_examples(observation, *pair)) for pair in self._grid(observation)]
-
-    def check(self, attack: AnyAttack, observation: Observation) -> None:
         if not _nothing_unknown(observation):
             _own(observation)
-        first = self.options(attack, observation)[0].observation
-        self.probe.check(first)
-        attack.check(first)
+        return [self._guess(attack, observation, pair) for pair in self._grid(observation)]
 
-    def select(
-        self, attack: AnyAttack, observation: Observation, seed: int, progress: Progress
-    ) -> list[Guess[tuple[Trial, ...]]]:
-        options = self.options(attack, observation)
+    def check(self, options: list[Guess]) -> None:
+        self.probe.check(options[0].observation)
+        super().check(options[:1])
+
+    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
         if _nothing_unknown(observation):
             return options[:1]
         trials = self._search(observation, seed, progress)
         best = min(trials, key=lambda trial: energy_rank(trial.error))
-        supposed = with_rate_and_examples(observation, best.lr, best.examples)
-        return [Guess(tuple(trials) if len(trials) > 1 else (), attack, supposed)]
+        listed = tuple(trials) if len(trials) > 1 else ()
+        return [self._guess(options[0].attack, observation, (best.lr, best.examples), listed)]
 
-    def annotate(self, reconstruction: Reconstruction, guess: Guess[tuple[Trial, ...]]) -> Reconstruction:
-        return replace(reconstruction, supposed=full_batch_training(guess.observation), tried=guess.value)
-
-    def recall(
-        self, attack: AnyAttack, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction
-    ) -> Guess[tuple[Trial, ...]]:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
-        return Guess((), attack, with_rate_and_examples(observation, like.supposed.lr, len(labels)))
+        return self._guess(attack, observation, (like.supposed.lr, len(like.labels)))
+
+    def _guess(
+        self, attack: AnyAttack, observation: Observation, pair: tuple[float, int], trials: tuple[Trial, ...] = ()
+    ) -> Guess:
+        supposed = with_rate_and_examples(observation, *pair)
+        return Guess(attack, supposed, lambda run: replace(run, supposed=full_batch_training(supposed), tried=trials))
 
     def shortened(self, share: float) -> SearchByOwnImages:
         return replace(self, probe=self.probe.shortened(share))

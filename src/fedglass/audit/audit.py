@@ -83,7 +83,7 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
 
 def _check_dealt(source: Source, attack: AnyAttack) -> None:
     """Refuse attacks that simulate clients of unknown sizes: they never guess them."""
-    if isinstance(source, Recorded) and source.dealt and Fact.CLIENT_SIZES in needs_of(attack):
+    if isinstance(source, Recorded) and source.sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
 
 

@@ -1,4 +1,4 @@
-"""A federation that was recorded: its transcript, and the data behind it where their owners have them."""
+"""The source of recorded messages: a transcript, and the private examples if their owners provide them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedglass.verdict.doubts import Doubt, Kind, doubt
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A transcript, and the views of it that are attacked."""
+    """A transcript, and the views of it that are attacked; mappings are by round and client."""
 
     transcript: Transcript
     truths: Truths | None = None
@@ -43,27 +43,27 @@ class Recorded:
     knows: Knows = field(default_factory=Knows)
     name: str = ""
     public: Public | None = None
-    """What the adversary has of such data."""
+    """Data like the clients' that the adversary has."""
     defences: Mapping[str, Protection] = field(default_factory=dict)
-    """What protects each client, to be played again; nothing of those of whom it is not known."""
-    doubts: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
-    """By round and client, what was recorded and is not as it was said; of the round itself under no name."""
-    everywhere: ParticipantsByRound | None = None
-    """Who took part in which of all rounds that are known of; those of the transcript where nobody says."""
-    beside: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
-    """By round and client, what was sent beside the arrays of the model."""
-    reserved: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
-    """By round and client, what a recorder saw of a training that can not be played again."""
-    aside: Mapping[tuple[int, str], Params] = field(default_factory=dict)
-    """By round and client, what the server has got of those that nobody has asked about: noise may repeat there."""
-    overlooked: tuple[str, ...] = ()
-    """Clients that took part and that none of the views shows."""
+    """The defences of each client, to be run again; clients with unknown defences are left out."""
+    contradictions: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """Contradictions in the recording, as text; those of the round itself have an empty name."""
+    attendance: ParticipantsByRound | None = None
+    """The participants of all known rounds, also of those that are not audited; by default those of the transcript."""
+    extra_payload: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """The names of what was sent in addition to the arrays of the model."""
+    recorder_caveats: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    """Sentences of a recorder about parts of the training that cannot be run again."""
+    unaudited_updates: Mapping[tuple[int, str], Params] = field(default_factory=dict)
+    """Updates that the server received and that are not audited: noise may repeat there."""
+    unaudited_clients: tuple[str, ...] = ()
+    """Clients that took part and that no view shows."""
     dishonest: tuple[str, ...] = ()
-    """Clients that do not do what is declared, where that is known by name."""
+    """Clients that do not do what is declared, if their names are known."""
     simulated: bool = False
-    """Whether the messages were made by what is declared, in this audit."""
-    dealt: bool = False
-    """Whether nobody has said how many examples each client has, and their sum was dealt out as evenly as it goes."""
+    """Whether this audit made the messages by the declared training."""
+    sizes_assumed: bool = False
+    """Whether the number of examples of each client is unknown, and their sum was divided as evenly as possible."""
     naming: Naming = COUNTED
     """The federation's own names of clients and rounds."""
     first_round: int = 0
@@ -81,39 +81,34 @@ class Recorded:
 
     def identity(self) -> str:
         truths = "" if self.truths is None else self.truths.identity
-        told = [] if self.public is None else [self.public.identity]
-        told += [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
-        told += (
-            [identity_text((self.overlooked, sorted(self.beside.items())))] if self.overlooked or self.beside else []
-        )
-        told += [identity_text(each) for each in self._judged_by() if each]
-        return digest("source", self.name, self._content(), truths, identity_text(self.knows), *told)
+        parts = [] if self.public is None else [self.public.identity]
+        parts += [identity_text(dict(sorted(self.defences.items())))] if self.defences else []
+        coverage = (self.unaudited_clients, sorted(self.extra_payload.items()))
+        parts += [identity_text(coverage)] if any(coverage) else []
+        parts += [identity_text(values) for values in self._further_evidence() if values]
+        return digest("source", self.name, self._content(), truths, identity_text(self.knows), *parts)
 
-    def _judged_by(self) -> Iterator[Sequence[object]]:
-        """What decides the verdict beside the messages: a bundle may have grown, or been corrected, since the last."""
-        yield sorted(self.doubts.items())
-        known = self.transcript.participants_by_round.rounds
-        more = {} if self.everywhere is None else self.everywhere.rounds
-        yield sorted((index, names) for index, names in more.items() if index not in known)
-        yield [(*turn, of_params(update)) for turn, update in sorted(self.aside.items(), key=lambda pair: pair[0])]
+    def _further_evidence(self) -> Iterator[Sequence[object]]:
+        """Yield what decides the verdict in addition to the messages: a bundle may have grown or been corrected."""
+        yield sorted(self.contradictions.items())
+        audited = self.transcript.participants_by_round.rounds
+        rounds = {} if self.attendance is None else self.attendance.rounds
+        yield sorted((index, names) for index, names in rounds.items() if index not in audited)
+        updates = sorted(self.unaudited_updates.items(), key=lambda pair: pair[0])
+        yield [(*key, of_params(update)) for key, update in updates]
         yield [] if self.truths is None else sorted((*self.truths.taken.items(), *self.truths.order.items()))
 
     def _content(self) -> str:
-        """A hash of all that was said; what a file claims to have come from says nothing of what it holds now."""
-        said = self.transcript
-        facts = [identity_text(said.terms), of_model(said.model)]
-        for index, past in sorted(said.rounds.items()):
-            sent = (p for m in past.messages for p in (m.update, m.buffers))
-            params = [past.before, past.buffers, past.step, *sent, past.buffers_after]
-            facts += [
-                str(index),
-                identity_text(past.participants),
-                identity_text(past.accepted),
-                *map(of_params, params),
-            ]
-            for m in past.messages:
-                if m.start is not None:
-                    facts += [m.client, of_params(m.start.before), of_params(m.start.buffers)]
+        """Return a hash of the whole transcript; its `origin` says nothing of what its files hold now."""
+        facts = [identity_text(self.transcript.terms), of_model(self.transcript.model)]
+        for index, round_ in sorted(self.transcript.rounds.items()):
+            sent = (params for message in round_.messages for params in (message.update, message.buffers))
+            params_of_round = [round_.before, round_.buffers, round_.step, *sent, round_.buffers_after]
+            facts += [str(index), identity_text(round_.participants), identity_text(round_.accepted)]
+            facts += map(of_params, params_of_round)
+            for message in round_.messages:
+                if message.start is not None:
+                    facts += [message.client, of_params(message.start.before), of_params(message.start.buffers)]
         return digest("recorded", *facts)
 
     def infos(self) -> Sequence[TargetInfo]:
@@ -130,61 +125,64 @@ class Recorded:
         return [self.target(view) for view in self.views]
 
     def target(self, view: View) -> Target:
-        """Return what one view makes of the recording."""
+        """Return the target of one view."""
         if not isinstance(view, Together):
             return self._single(view)
-        first, *later = targets = [self._single(each) for each in view.ordered]
-        whole = target_of(self.transcript, view, self.knows, self.truths)
+        first, *later = targets = [self._single(of_round) for of_round in view.ordered]
+        joint = target_of(self.transcript, view, self.knows, self.truths)
         return replace(
             first,
-            observation=whole.observation,
+            observation=joint.observation,
             further=self._further(view, first),
             doubts=joint_doubts(targets),
             joint_targets=tuple(later),
         )
 
-    def _further(self, view: View, found: Target) -> int:
-        """Also what others have sent that have the same examples: a client under two names, or a picture of many."""
-        attendance = self.everywhere or self.transcript.participants_by_round
-        twins = () if self.truths is None else self.truths.clients_sharing_images(found.contributors)
-        others = sum(name in present for present in attendance.rounds.values() for name in twins)
-        return further_rounds(view, found.contributors, attendance, self.views) + others
+    def _further(self, view: View, target: Target) -> int:
+        """Return how many further messages come from the same examples, also of other clients that have them."""
+        attendance = self.attendance or self.transcript.participants_by_round
+        twins = () if self.truths is None else self.truths.clients_sharing_images(target.contributors)
+        of_twins = sum(name in present for present in attendance.rounds.values() for name in twins)
+        return further_rounds(view, target.contributors, attendance, self.views) + of_twins
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
         target = target_of(self.transcript, view, self.knows, self.truths)
-        seen, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
-        seen = replace(seen, observation=target.observation)
-        participants = participants_of(self.transcript, index, seen)
-        claim = claim_of(self.transcript, index, seen, self.truths, self.defences)
+        result, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
+        result = replace(result, observation=target.observation)
+        participants = participants_of(self.transcript, index, result)
+        claim = claim_of(self.transcript, index, result, self.truths, self.defences)
+        if claim is not None:
+            # A defence that depends on the round counts from 0, as in a simulation.
+            claim = replace(claim, honest=self._honest(participants), round=index - self.first_round)
         pool = self._pool(participants)
         return replace(
             target,
-            claim=None if claim is None else replace(claim, honest=self._honest(participants)),
-            doubts=tuple(self._doubts(seen, index, target, participants)),
+            claim=claim,
+            doubts=tuple(self._doubts(result, index, target, participants)),
             public=self.public if self.public is not None or pool is None else Public.of(pool.images, pool.labels),
             pool=pool,
             further=self._further(view, target),
             simulated=self.simulated,
-            recorder_caveats=tuple(each for name in seen.clients for each in self.reserved.get((index, name), ())),
-            same_noise_in={} if self.simulated else self._others(view, target),
+            recorder_caveats=_entries(self.recorder_caveats, index, result.clients),
+            same_noise_in={} if self.simulated else self._other_messages(view, target),
         )
 
     def _doubts(
-        self, seen: ViewResult, index: int, target: Target, participants: Sequence[Participant]
+        self, result: ViewResult, index: int, target: Target, participants: Sequence[Participant]
     ) -> Iterator[Doubt]:
         """Yield the doubts about one message that need no computation."""
         yield from coverage_doubts(
-            seen,
+            result,
             target.truth,
-            [p for p in participants if p.name in seen.clients],
-            unaudited_clients=self.overlooked,
-            extra_payload=[each for name in seen.clients for each in self.beside.get((index, name), ())],
+            [p for p in participants if p.name in result.clients],
+            unaudited_clients=self.unaudited_clients,
+            extra_payload=_entries(self.extra_payload, index, result.clients),
             simulated=self.simulated,
         )
         if not self.simulated and has_unnamed_defence(self.transcript, participants, self.defences):
             yield doubt(Kind.DEFENCE_NOT_NAMED)
-        contradictions = [text for name in ("", *seen.clients) for text in self.doubts.get((index, name), ())]
+        contradictions = _entries(self.contradictions, index, ("", *result.clients))
         if contradictions:
             yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
 
@@ -204,57 +202,57 @@ class Recorded:
             return None
         return Examples(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
 
-    def _others(self, view: View, found: Target) -> dict[str, Params]:
-        """A server sees everybody's; who sees aggregates alone sees those of other rounds."""
-        rounds, own = self.transcript.rounds, view.rounds()[-1]
+    def _other_messages(self, view: View, target: Target) -> dict[str, Params]:
+        """Return the other messages of the same adversary: a server's own, or else the aggregates of other rounds."""
+        rounds, index = self.transcript.rounds, view.rounds()[-1]
         if not isinstance(view, ServerView):
-            return {f"as in round {self.naming.round(i)}": past.step for i, past in rounds.items() if i != own}
-        seen = {(i, message.client): message.update for i, past in rounds.items() for message in past.messages}
+            return {f"as in round {self.naming.round(i)}": round_.step for i, round_ in rounds.items() if i != index}
+        updates = {(i, message.client): message.update for i, round_ in rounds.items() for message in round_.messages}
         return {
             f"as of {client} in round {self.naming.round(i)}": update
-            for (i, client), update in {**seen, **self.aside}.items()
-            if (i, client) != (own, found.contributors[0])
+            for (i, client), update in {**updates, **self.unaudited_updates}.items()
+            if (i, client) != (index, target.contributors[0])
         }
 
     def threat(self) -> list[Section]:
-        said, named = self.transcript, f" {self.name!r}" if self.name else ""
-        size = sum(p.numel() for p in said.model.parameters())
+        model, named = self.transcript.model, f" {self.name!r}" if self.name else ""
+        size = sum(p.numel() for p in model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [f"A {type(said.model).__name__} of {size:,} parameters.", truth, *self._personalised()]
+        lines = [f"A {type(model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
         more = [] if self.public is None else [self.public.sentence]
         sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
-        return [*sections, Section("Contradictions", self.doubted())] if self.doubts else sections
+        return [*sections, Section("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 
     def _personalised(self) -> Iterator[str]:
-        """Whose messages add to another model than the round's, in words."""
-        for index, past in sorted(self.transcript.rounds.items()):
-            for name in past.clients_with_own_model(self.transcript.terms.clients):
+        """Say which clients were sent a model of their own."""
+        for index, round_ in sorted(self.transcript.rounds.items()):
+            for name in round_.clients_with_own_model(self.transcript.terms.clients):
                 number = self.naming.round(index)
                 yield f"{name} was sent a model of its own in round {number}, to which its message adds."
 
     def _untrained(self) -> Iterator[str]:
-        """Which layers are constants of the network to an attack, in words."""
-        for index, past in sorted(self.transcript.rounds.items()):
-            for names, people in _grouped({p.name: p.untrained for p in past.participants}).items():
+        """Say which layers are constants of the network to an attack."""
+        for index, round_ in sorted(self.transcript.rounds.items()):
+            clients_by_layers: dict[tuple[str, ...], list[str]] = {}
+            for participant in round_.participants:
+                if participant.untrained:
+                    clients_by_layers.setdefault(participant.untrained, []).append(participant.name)
+            for layers, clients in clients_by_layers.items():
                 yield (
-                    f"{some(people)} did not train {some(names)} in round {self.naming.round(index)}, or did not send "
-                    "it: to the attacks these are constants of the network."
+                    f"{some(clients)} did not train {some(layers)} in round {self.naming.round(index)}, or did not "
+                    "send it: to the attacks these are constants of the network."
                 )
 
-    def doubted(self) -> list[str]:
-        """What is not as it was said, in words."""
+    def contradiction_texts(self) -> list[str]:
+        """Return the contradictions as sentences."""
         return [
-            f"{name or 'All clients'}, round {self.naming.round(index)}: {said}."
-            for (index, name), words in self.doubts.items()
-            for said in words
+            f"{client or 'All clients'}, round {self.naming.round(index)}: {text}."
+            for (index, client), texts in self.contradictions.items()
+            for text in texts
         ]
 
 
-def _grouped(untrained: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
-    """By what they do not train, who does so; without those who train all."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for person, names in untrained.items():
-        if names:
-            found.setdefault(names, []).append(person)
-    return found
+def _entries(texts: Mapping[tuple[int, str], tuple[str, ...]], index: int, clients: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts about these clients in a round."""
+    return tuple(text for client in clients for text in texts.get((index, client), ()))

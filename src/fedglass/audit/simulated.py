@@ -100,7 +100,7 @@ class Simulated:
             self.knows,
             public=self.public,
             defences={client.name: Protection(client.gradient, client.release) for client in clients},
-            everywhere=self.federation.participants_by_round(self.rounds),
+            attendance=self.federation.participants_by_round(self.rounds),
             dishonest=tuple(client.name for client in clients if type(client.behaviour) is not Honest),
             simulated=True,
         )

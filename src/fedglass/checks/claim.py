@@ -21,7 +21,7 @@ from fedglass.core.types import Training, Whitening
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import ViewResult
-from fedglass.fl.local import Batch, schedule
+from fedglass.fl.local import LocalBatch, schedule
 from fedglass.fl.release import Protection
 
 UNPROTECTED = Protection()
@@ -82,12 +82,12 @@ class ClientClaim:
     def with_examples(self, images: Tensor, labels: Tensor) -> ClientClaim:
         return replace(self, truth=Examples(images, labels))
 
-    def batches(self, order: int = 0, place: int = 0) -> Iterable[Batch]:
+    def batches(self, order: int = 0, place: int = 0) -> Iterable[LocalBatch]:
         """Return the recorded batches, or draw those of the client at `place` in one of their orders."""
         if self.order is None:
             return schedule(self.training, len(self.labels), stream(order, "replay", place))
         per_epoch = len(self.training.batches(len(self.labels)))
-        return [Batch(i // per_epoch, torch.tensor(rows), i % per_epoch) for i, rows in enumerate(self.order)]
+        return [LocalBatch(i // per_epoch, torch.tensor(rows), i % per_epoch) for i, rows in enumerate(self.order)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,10 +45,10 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 )
 @model_option
 @click.option(
-    "--truth", type=click.Path(path_type=Path), help="What the clients of a bundle kept.  [default: PLAN-truth]"
+    "--truth", type=click.Path(path_type=Path), help="Examples that clients stored for scoring.  [default: PLAN-truth]"
 )
 @click.option(
-    "--weights", type=click.Path(path_type=Path), help="Safetensors with what of a bundle's model never travels."
+    "--weights", type=click.Path(path_type=Path), help="Safetensors file with parameters that clients never send."
 )
 @public_option
 @click.option("--effort", type=EFFORTS, help="How long searches may take on a recorded folder.  [default: standard]")

@@ -1,4 +1,4 @@
-"""Facts that an adversary may know in addition to the message: parts name those they need, views and plans those known."""
+"""Facts that an adversary may know in addition to the message: parts say which they need, views which are known."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     autoencoder = load_autoencoder(folder / AUTOENCODER)
     if autoencoder.latent_shape != latent_shape:
         raise ModelError(
-            f"The autoencoder in {folder / AUTOENCODER} has latents of {autoencoder.latent_shape}, the network next to it "
-            f"is for {latent_shape}: they do not belong together."
+            f"The autoencoder in {folder / AUTOENCODER} has latents of {autoencoder.latent_shape}, the network next "
+            f"to it is for {latent_shape}: they do not belong together."
         )
     return autoencoder
 
@@ -213,8 +213,8 @@ def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
     if denoiser.shape is not None and denoiser.shape != shape:
         model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
         raise UsageError(
-            f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are {image_size}: "
-            f"{TRAIN}."
+            f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are "
+            f"{image_size}: {TRAIN}."
         )
 
 

@@ -118,7 +118,7 @@ class MaskedDiffusionTransformer(nn.Module):
         return self.grid[0] * self.grid[1]
 
     def forward(self, noisy: Tensor, steps: Tensor, labels: Tensor | None, visible: Tensor | None = None) -> Tensor:
-        """Denoise; only the `visible` (n, k) patches are encoded, if given.  # noisy (n, c, h, w), steps, labels (n,)"""
+        """Denoise; if given, only the `visible` (n, k) patches are encoded.  # noisy (n, c, h, w), others (n,)"""
         classes = torch.full_like(steps, self.classes) if labels is None else labels
         waves = sinusoids(steps, self.width).to(noisy.dtype)
         condition = self.time_embedding(waves) + self.class_embedding(classes)

@@ -18,7 +18,7 @@ from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.behaviours import Behaviour, Honest, Turn
 from fedglass.federation.transcript import Message
-from fedglass.fl.local import Batch, GradientFn, MeanGradient, path, schedule
+from fedglass.fl.local import GradientFn, LocalBatch, MeanGradient, path, schedule
 from fedglass.fl.release import AsIs, Outgoing, Release
 from fedglass.models.network import Network
 
@@ -107,7 +107,7 @@ def train_sequentially(clients: Sequence[Client], request: TrainRequest) -> list
     return [train_client(client, request) for client in clients]
 
 
-def local_batches(client: Client, training: Training, seed: int, index: int) -> list[Batch]:
+def local_batches(client: Client, training: Training, seed: int, index: int) -> list[LocalBatch]:
     """Return the batches of a client's training in that round; they depend on seed, name and round alone."""
     return list(schedule(training, len(client.labels), stream(seed, "batches", client.name, index)))
 

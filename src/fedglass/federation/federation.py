@@ -27,7 +27,7 @@ from fedglass.federation.transcript import Message, Participant, ParticipantsByR
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, View
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, Limited, State, WeightedMean
-from fedglass.fl.local import Batch
+from fedglass.fl.local import LocalBatch
 
 
 @dataclass(eq=False)
@@ -286,7 +286,7 @@ class Federation:
         return [self.clients[i] for i in sorted(chosen.tolist())]
 
 
-def _taken(batches: Sequence[Batch], examples: int) -> tuple[int, ...] | None:
+def _taken(batches: Sequence[LocalBatch], examples: int) -> tuple[int, ...] | None:
     """Return the rows of the examples that a training takes, in order; None if it takes all of them."""
     order = torch.arange(examples)
     rows = sorted({int(row) for batch in batches for row in order[batch.rows]})

@@ -65,7 +65,7 @@ class MeanGradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class LocalBatch:
     """The examples of one local step."""
 
     epoch: int
@@ -75,7 +75,7 @@ class Batch:
     """The number of the batch within its epoch."""
 
 
-def schedule(training: Training, examples: int, generator: torch.Generator | None) -> Iterator[Batch]:
+def schedule(training: Training, examples: int, generator: torch.Generator | None) -> Iterator[LocalBatch]:
     """Yield the batches of a local training, with a new shuffle in each epoch.
 
     The examples stay in file order without a generator, or if the training does not shuffle.
@@ -89,7 +89,7 @@ def schedule(training: Training, examples: int, generator: torch.Generator | Non
     for epoch in range(training.passes(examples)):
         order = None if drawn is None else torch.randperm(examples, generator=drawn)
         for place, rows in enumerate(slices[: steps - epoch * len(slices)]):
-            yield Batch(epoch, rows if order is None else order[rows], place)
+            yield LocalBatch(epoch, rows if order is None else order[rows], place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def path(
     before: Sequence[Tensor],
     inputs: Tensor,
     targets: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[LocalBatch],
     training: Training,
     gradient: GradientFn | None = None,
     noise: torch.Generator | None = None,
@@ -167,7 +167,7 @@ def train(
     before: Sequence[Tensor],
     inputs: Tensor,
     targets: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[LocalBatch],
     training: Training,
     gradient: GradientFn | None = None,
     noise: torch.Generator | None = None,

@@ -26,14 +26,14 @@ from torch.autograd.function import once_differentiable
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import Adjoint, Move, Tensors
 from fedglass.core.types import Training
-from fedglass.fl.local import Batch, GradientFn, MeanGradient, Step, Waypoint, advance, begin, local_gradient
+from fedglass.fl.local import GradientFn, LocalBatch, MeanGradient, Step, Waypoint, advance, begin, local_gradient
 from fedglass.models.network import Network
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrajectoryMemory:
     """The parts of a trajectory that the forward pass stores for the backward pass.
 
     Weights and optimiser state of every `every`-th step are stored and the others computed again. With `graphs`, which
@@ -50,9 +50,9 @@ class Trajectory:
 
     network: Network
     start: Sequence[Tensor]
-    batches: Sequence[Batch]
+    batches: Sequence[LocalBatch]
     training: Training
-    memory: Memory = Memory()
+    memory: TrajectoryMemory = TrajectoryMemory()
     rule: GradientFn = field(default_factory=MeanGradient)
 
     def gradient_sum(self, images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
@@ -191,7 +191,7 @@ def _add(total: Tensor, rows: Tensor | slice, part: Tensor | None, scale: float)
         total[rows] = torch.add(total[rows], part, alpha=scale)
 
 
-def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: float) -> Memory:
+def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: float) -> TrajectoryMemory:
     """Return the fastest memory that stays within the budget: all graphs, all weights, or every k-th weights.
 
     If every k-th of T weights is stored, ceil(T / k) + k of them are alive at once on the way back, next to one
@@ -203,14 +203,14 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
     step = trajectory.step(0, trajectory.start, images, targets, second=True)
     graph = graph_bytes(step, trajectory.training.clip) / MIB
     if steps * (graph + weights) <= budget_mib:
-        return Memory(every=1, graphs=True)
+        return TrajectoryMemory(every=1, graphs=True)
     needs = {
         every: (math.ceil(steps / every) + every - (every == 1)) * weights + graph
         for every in range(1, math.isqrt(steps) + 2)
     }
     for every, need in needs.items():
         if need <= budget_mib:
-            return Memory(every=every)
+            return TrajectoryMemory(every=every)
     least = min(needs.values())
     raise UsageError(
         f"Simulating {steps} local steps needs at least {math.ceil(least)} MiB, but budget_mib is "

@@ -25,7 +25,7 @@ from fedglass.metrics.images import Metric, fill_grey, pair, with_worst
 
 
 @dataclass(frozen=True)
-class Conv:
+class FeatureConv:
     """A convolution followed by ReLU; `index` is its place in torchvision's `features`."""
 
     index: int
@@ -42,10 +42,10 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Block:
+class FeatureBlock:
     """An optional max pooling of stride 2, then convolutions; LPIPS compares its outputs."""
 
-    convs: tuple[Conv, ...]
+    convs: tuple[FeatureConv, ...]
     pool: int | None = None
 
     def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -60,7 +60,7 @@ class Trunk:
     """A feature stack, read out after each block."""
 
     name: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[FeatureBlock, ...]
 
     def features(self, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """Yield the activations after each block, one at a time.  # (n, 3, h, w) -> (n, c_i, h_i, w_i)"""
@@ -86,21 +86,21 @@ class Trunk:
 ALEX = Trunk(
     "alex",
     (
-        Block((Conv(0, 3, 64, kernel=11, stride=4, padding=2),)),
-        Block((Conv(3, 64, 192, kernel=5, padding=2),), pool=3),
-        Block((Conv(6, 192, 384),), pool=3),
-        Block((Conv(8, 384, 256),)),
-        Block((Conv(10, 256, 256),)),
+        FeatureBlock((FeatureConv(0, 3, 64, kernel=11, stride=4, padding=2),)),
+        FeatureBlock((FeatureConv(3, 64, 192, kernel=5, padding=2),), pool=3),
+        FeatureBlock((FeatureConv(6, 192, 384),), pool=3),
+        FeatureBlock((FeatureConv(8, 384, 256),)),
+        FeatureBlock((FeatureConv(10, 256, 256),)),
     ),
 )
 VGG = Trunk(
     "vgg",
     (
-        Block((Conv(0, 3, 64), Conv(2, 64, 64))),
-        Block((Conv(5, 64, 128), Conv(7, 128, 128)), pool=2),
-        Block((Conv(10, 128, 256), Conv(12, 256, 256), Conv(14, 256, 256)), pool=2),
-        Block((Conv(17, 256, 512), Conv(19, 512, 512), Conv(21, 512, 512)), pool=2),
-        Block((Conv(24, 512, 512), Conv(26, 512, 512), Conv(28, 512, 512)), pool=2),
+        FeatureBlock((FeatureConv(0, 3, 64), FeatureConv(2, 64, 64))),
+        FeatureBlock((FeatureConv(5, 64, 128), FeatureConv(7, 128, 128)), pool=2),
+        FeatureBlock((FeatureConv(10, 128, 256), FeatureConv(12, 256, 256), FeatureConv(14, 256, 256)), pool=2),
+        FeatureBlock((FeatureConv(17, 256, 512), FeatureConv(19, 512, 512), FeatureConv(21, 512, 512)), pool=2),
+        FeatureBlock((FeatureConv(24, 512, 512), FeatureConv(26, 512, 512), FeatureConv(28, 512, 512)), pool=2),
     ),
 )
 TRUNKS = (ALEX, VGG)

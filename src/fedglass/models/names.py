@@ -89,11 +89,11 @@ def names_of(sent: Sequence[tuple[str, Shape]], model: nn.Module, where: str, un
     return Names(matched)
 
 
-def _match_names(names: Sequence[str], known: Collection[str]) -> dict[str, str] | None:
+def _match_names(names: Sequence[str], model_names: Collection[str]) -> dict[str, str] | None:
     """Return the names of the model by the first way of removing prefixes that gives each of them once."""
     for stripped in _ways_to_strip(names):
         matched = {name: stripped(name) for name in names}
-        if all(name in known for name in matched.values()) and len(set(matched.values())) == len(matched):
+        if all(name in model_names for name in matched.values()) and len(set(matched.values())) == len(matched):
             return matched
     return None
 
@@ -120,9 +120,9 @@ def _match_order(
 
     If only the number of tensors fits, the first such order is returned, so that an error can name the odd shape.
     """
-    whole = [list(shapes), [name for name in shapes if not name.endswith(COUNTER)]]
-    whole.append([name for name, _ in model.named_parameters()])
-    orders = [*whole, *([name for name in order if name not in untrained] for order in whole)]
+    complete = [list(shapes), [name for name in shapes if not name.endswith(COUNTER)]]
+    complete.append([name for name, _ in model.named_parameters()])
+    orders = [*complete, *([name for name in order if name not in untrained] for order in complete)]
     ordered = sorted(sent, key=lambda pair: int(pair[0]))
     fitting = [order for order in orders if len(order) == len(sent)]
     same_shapes = (order for order in fitting if [shapes[name] for name in order] == [shape for _, shape in ordered])

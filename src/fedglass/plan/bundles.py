@@ -91,10 +91,10 @@ def recorded_bundle(
         protections,
         contradictions_by_client(selection, model),
         ParticipantsByRound(clients, attendance_by_round(selection)),
-        overlooked=unaudited_clients(selection),
-        beside=extra_payload(selection, model),
-        reserved=recorder_statements(selection, RESERVATIONS),
-        aside=unaudited_updates(reader, selection),
+        unaudited_clients=unaudited_clients(selection),
+        extra_payload=extra_payload(selection, model),
+        recorder_caveats=recorder_statements(selection, RESERVATIONS),
+        unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
     )
@@ -110,7 +110,7 @@ def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[
     if table.weights is None:
         return {}
     state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
-    return read_model_tensors("recording.weights", path, state, optional=set(state))
+    return read_model_tensors("recording.weights", path, state, optional=state).single
 
 
 def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:

@@ -104,17 +104,17 @@ def draft(
     try:
         sources, selection, together = _audited(table, opened)
         skipped = select_messages(opened[0], None).skipped
-        made = Draft(
+        drafted = Draft(
             _plan(_as_named(table, path, truth), selection, together, public),
             opened[0],
             sources,
             selection,
-            contradictions=tuple(sources[0].doubted()),
+            contradictions=tuple(sources[0].contradiction_texts()),
             skipped=skipped,
         )
     except FedglassError as error:
-        made = Draft(_plan(_as_named(table, path, truth), None, False, public), opened[0], problem=str(error))
-    return made
+        drafted = Draft(_plan(_as_named(table, path, truth), None, False, public), opened[0], problem=str(error))
+    return drafted
 
 
 def _audited(table: BundleTable, opened: OpenBundle) -> tuple[tuple[Recorded, ...], AttackSelection, bool]:
@@ -193,8 +193,8 @@ def _refusal(name: str, observations: Sequence[Observation], **parts: object) ->
     return ""
 
 
-def _toml_lines(made: Draft) -> Iterator[str]:
-    plan = made.plan
+def _toml_lines(drafted: Draft) -> Iterator[str]:
+    plan = drafted.plan
     (table,) = plan.recording
     assert isinstance(table, BundleTable), "a draft is the plan of a bundle"
     yield "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md."
@@ -202,7 +202,7 @@ def _toml_lines(made: Draft) -> Iterator[str]:
     yield ""
     yield "[recording]"
     yield f"bundle = {_quoted(table.bundle)}"
-    yield from _model_lines(made.bundle, table.model)
+    yield from _model_lines(drafted.bundle, table.model)
     for key, comment in FILES.items():
         if (file := getattr(table, key)) is not None:
             yield f"{key} = {_quoted(file)}  # {comment}"
@@ -213,15 +213,15 @@ def _toml_lines(made: Draft) -> Iterator[str]:
     yield from _adversary_lines(plan.adversary)
     yield '# view = "aggregate"      # or "server"; by default that of the federation\'s own server'
     yield ""
-    if made.problem:
-        yield f"# Not checked yet: {_one_line(made.problem)}"
+    if drafted.problem:
+        yield f"# Not checked yet: {_one_line(drafted.problem)}"
     for attack in plan.attacks:
         yield "[[attacks]]"
         for key in ("name", "labels", "start"):
             if (value := getattr(attack, key)) is not None:
                 yield f"{key} = {_quoted(value)}"
         yield ""
-    for name, reason in ({} if made.selection is None else made.selection.skipped).items():
+    for name, reason in ({} if drafted.selection is None else drafted.selection.skipped).items():
         yield f"# left out: {name}: {_one_line(reason)}"
     yield from ("", "[gate]", f"metric = {_quoted(plan.gate.metric)}", f"threshold = {plan.gate.threshold}", "")
 

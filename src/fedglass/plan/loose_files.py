@@ -1,10 +1,15 @@
-"""Tensors that a plan names by file: safetensors, of which names and shapes are checked before anything is loaded."""
+"""One recorded message in loose files: a plan names safetensors files of the model before and after a training.
+
+Names and shapes of the tensors are compared with the model before any of them is loaded. Each file is opened once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,66 +33,87 @@ from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
 from fedglass.recordings.texts import defence_text
 
-
-def read_model_tensors(
-    field: str, path: Path, like: Params, optional: set[str] | frozenset[str] = frozenset()
-) -> dict[str, Tensor]:
-    """The named tensors of a file; names and shapes are compared before anything is loaded."""
-    shapes = shapes_of(field, path)
-    _check_names(field, path, shapes, like, optional)
-    with _readable(field, path), open_tensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in like if name in shapes}
-    return {name: _sound(field, path, name, tensor) for name, tensor in tensors.items()}
+DEFENDED = ("Defended, as the plan says.",)
 
 
-def check_not_lost(field: str, path: Path, update: Params, before: Path | None = None) -> None:
-    """Refuse what moved in the file's own precision alone: read in single it would count as not trained."""
-    still = [name for name, tensor in update.items() if not bool(tensor.any())]
-    with _readable(field, path), open_tensors(path) as file:
-        for name in still:
-            own = file.get_tensor(name)
-            if bool(own.any()) if before is None else exceeds_precision(own, torch.float32, _raw(field, before, name)):
+@dataclass(frozen=True, eq=False)
+class FileTensors:
+    """The tensors of a file that a plan names, for a model."""
+
+    field: str
+    """The key of the plan, for error messages."""
+    path: Path
+    stored: Mapping[str, Tensor]
+    """In the file's own types."""
+
+    @property
+    def single(self) -> dict[str, Tensor]:
+        """The same in single precision, but for counters; refuse what is not a finite float."""
+        return {name: self._as_single(name, tensor) for name, tensor in self.stored.items()}
+
+    def _as_single(self, name: str, tensor: Tensor) -> Tensor:
+        if name.endswith(COUNTER):
+            return tensor
+        if not tensor.is_floating_point():
+            raise UpdateError(f"{self.field}: {self.path}: {name!r} must hold floats, got {tensor.dtype}.")
+        single = tensor.float()
+        if not torch.isfinite(single).all():
+            raise UpdateError(
+                f"{self.field}: {self.path}: {name!r} holds NaN or infinity: the client's training diverged or the "
+                "file is damaged. Lower the client's learning rate or record it again."
+            )
+        return single
+
+    def check_precision(self, update: Params, before: FileTensors | None = None) -> None:
+        """Refuse what moved in the file's own precision only: in single precision it would count as not trained."""
+        for name in (name for name, tensor in update.items() if not bool(tensor.any())):
+            stored = self.stored[name]
+            is_lost = (
+                bool(stored.any()) if before is None else exceeds_precision(stored, torch.float32, before.stored[name])
+            )
+            if is_lost:
                 raise UpdateError(
-                    f"{field}: {path}: {name!r} moved by less than a weight in single precision can hold: give the "
-                    "difference as recording.update, or the weights as the model had them."
+                    f"{self.field}: {self.path}: {name!r} moved by less than a weight in single precision can hold: "
+                    "give the difference as recording.update, or the weights as the model had them."
                 )
 
 
-def _raw(field: str, path: Path, name: str) -> Tensor:
-    with _readable(field, path), open_tensors(path) as file:
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+def read_model_tensors(field: str, path: Path, like: Params, optional: Collection[str] = ()) -> FileTensors:
+    """Read the tensors of a file that have the names and shapes of `like`; those in `optional` may be left out."""
+    with _opened(field, path) as file:
+        shapes = _shapes(file)
+        _check_layout(field, path, shapes, like, optional)
+        return FileTensors(field, path, {name: file.get_tensor(name) for name in like if name in shapes})
 
 
-def shapes_of(field: str, path: Path) -> dict[str, tuple[int, ...]]:
-    """The names in a file and their shapes."""
-    if not path.is_file():
-        raise DataError(f"{field}: no such file: {path}.")
-    with _readable(field, path), open_tensors(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
 
 
 @contextmanager
-def _readable(field: str, path: Path) -> Iterator[None]:
+def _opened(field: str, path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise DataError(f"{field}: no such file: {path}.")
     try:
-        yield
+        with open_tensors(path) as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise DataError(
-            f"{field}: {path} can not be read as safetensors ({error}): it is truncated, corrupt or of another "
+            f"{field}: {path} cannot be read as safetensors ({error}): it is truncated, corrupt or of another "
             "format. Save it again with safetensors.torch.save_file."
         ) from error
 
 
-def _check_names(
-    field: str, path: Path, shapes: Mapping[str, tuple[int, ...]], like: Params, optional: set[str] | frozenset[str]
+def _check_layout(
+    field: str, path: Path, shapes: Mapping[str, tuple[int, ...]], like: Params, optional: Collection[str]
 ) -> None:
     missing = [name for name in like if name not in shapes and name not in optional and not name.endswith(COUNTER)]
     extra = [name for name in shapes if name not in like]
     if missing or extra:
         lists = {"lacks": missing, "has the unknown": extra}
-        said = [f"{verb} {names[0]!r} ({len(names)} in all)" for verb, names in lists.items() if names]
+        problems = [f"{verb} {names[0]!r} ({len(names)} in all)" for verb, names in lists.items() if names]
         raise UpdateError(
-            f"{field}: {path} does not fit the model: it {' and '.join(said)}. Expected its {len(like)} tensor "
+            f"{field}: {path} does not fit the model: it {' and '.join(problems)}. Expected its {len(like)} tensor "
             "names: check that recording.model is the architecture that was trained."
         )
     for name, shape in shapes.items():
@@ -98,43 +124,25 @@ def _check_names(
             )
 
 
-def _sound(field: str, path: Path, name: str, tensor: Tensor) -> Tensor:
-    if name.endswith(COUNTER):
-        return tensor
-    if not tensor.is_floating_point():
-        raise UpdateError(f"{field}: {path}: {name!r} must hold floats, got {tensor.dtype}.")
-    single = tensor.float()
-    if not torch.isfinite(single).all():
-        raise UpdateError(
-            f"{field}: {path}: {name!r} holds NaN or infinity: the client's training diverged or the file is "
-            "damaged. Lower the client's learning rate or record it again."
-        )
-    return single
-
-
-# Messages that a real federation has sent, read from safetensors files and checked against the model.
-
-
-DEFENDED = ("Defended, as the plan says.",)
-
-
 def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
-    """The round that the files hold, as a transcript of one round, and the truth where it was given."""
+    """Return the message in the files as a transcript of one round, with the truth if the plan names it."""
     _check_adversary(table, adversary)
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
     shape = data.shape if data is not None else _shape(table)
     model = build(table.model, shape=shape, classes=table.classes)
-    before, buffers = _weights("recording.before", _path(table.before, folder), model)
+    file = _read_state("recording.before", _path(table.before, folder), model)
+    before, buffers = _split(file.single, model)
     if table.buffers is not None:
-        buffers |= read_model_tensors("recording.buffers", _path(table.buffers, folder), buffers_of(model))
+        path = _path(table.buffers, folder)
+        buffers |= read_model_tensors("recording.buffers", path, buffers_of(model)).single
     _check_buffers(model, buffers)
-    update, buffers_after = _update(table, folder, model, before)
+    update, buffers_after = _update(table, folder, model, before, file)
     participants = _participants(table, data)
     names = tuple(p.name for p in participants)
     alone = len(names) == 1
     messages = (Message(names[0], update, buffers_after),) if alone else ()
-    past = Round(before, buffers, participants, messages, update, buffers_after, names)
-    past = past if table.defended else mark_untrained(past, names)
+    round_ = Round(before, buffers, participants, messages, update, buffers_after, names)
+    round_ = round_ if table.defended else mark_untrained(round_, names)
     terms = Terms(
         shape,
         table.classes,
@@ -147,22 +155,22 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
     view = ServerView() if alone else AggregateView()
     truths = None if data is None else _truths(participants, data)
     return Recorded(
-        Transcript(model, terms, {0: past}),
+        Transcript(model, terms, {0: round_}),
         truths,
         (view,),
         knows_of(adversary),
         table.name or "recording",
         public_of(adversary, shape, folder),
         dict.fromkeys(names, defences_of(table.defended)) if isinstance(table.defended, list) else {},
-        dealt=len({p.examples for p in participants}) > 1,
+        sizes_assumed=len({p.examples for p in participants}) > 1,
     )
 
 
-def defence_texts(said: bool | list[DefenceTable]) -> tuple[str, ...]:
-    """What protects a client, in words."""
-    if isinstance(said, list):
-        return tuple(defence_text(part) for part in defence_names(defences_of(said)))
-    return DEFENDED if said else ()
+def defence_texts(defended: bool | list[DefenceTable]) -> tuple[str, ...]:
+    """Return the sentences about what protects a client, from the plan's key `defended`."""
+    if isinstance(defended, list):
+        return tuple(defence_text(name) for name in defence_names(defences_of(defended)))
+    return DEFENDED if defended else ()
 
 
 def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:
@@ -172,13 +180,14 @@ def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Pa
     _whitening(table, data.shape if data is not None else _shape(table))
     _participants(table, data)
     for name in ("before", "after", "update", "buffers", "buffers_after"):
-        text = getattr(table, name)
-        if text is not None:
-            shapes_of(f"recording.{name}", _path(text, folder))
+        path = getattr(table, name)
+        if path is not None:
+            with _opened(f"recording.{name}", _path(path, folder)) as file:
+                _shapes(file)
 
 
 def knows_of(adversary: AdversaryTable) -> Knows:
-    """The optional facts that a plan gives the adversary."""
+    """Return the optional facts that a plan gives the adversary."""
     return Knows(
         training=adversary.knows_training,
         steps=adversary.knows_steps,
@@ -191,7 +200,7 @@ def knows_of(adversary: AdversaryTable) -> Knows:
 
 
 def _participants(table: RecordingTable, data: Dataset | None) -> tuple[Participant, ...]:
-    """The clients behind the message; of an aggregate they are taken to have equally many examples, or nearly so."""
+    """Return the clients behind the message; those of an aggregate share the examples as evenly as possible."""
     examples = table.examples if data is None else len(data)
     assert examples is not None, "the plan's validation demands it"
     if table.clients > examples:
@@ -200,22 +209,25 @@ def _participants(table: RecordingTable, data: Dataset | None) -> tuple[Particip
             f"{table.clients}: correct one of them."
         )
     training = None if table.training is None else table.training.value()
-    each, more = divmod(examples, table.clients)
+    least, larger = divmod(examples, table.clients)
     names = ["recorded"] if table.clients == 1 else [f"recorded client {i}" for i in range(table.clients)]
-    return tuple(Participant(name, each + (i < more), training, table.lr, table.steps) for i, name in enumerate(names))
+    return tuple(
+        Participant(name, least + (i < larger), training, table.lr, table.steps) for i, name in enumerate(names)
+    )
 
 
 def _truths(participants: tuple[Participant, ...], data: Dataset) -> Truths:
-    """The data dealt out to the clients in the order of the file.
+    """Return the examples of each client, in the order of the file.
 
-    Where they do not come out even, whose is whose can not be told: dealt out by label, they tell no more than that.
+    If clients have unequally many, it is unknown which example belongs to which client. They are then dealt out by
+    label, so that the assignment reveals no more than that.
     """
     sizes = [p.examples for p in participants]
     even = len(set(sizes)) == 1
     order = torch.arange(len(data)) if even else data.labels.argsort(stable=True)
     images, labels = torch.split(data.images[order], sizes), torch.split(data.labels[order], sizes)
-    parts = zip(participants, images, labels, strict=True)
-    return Truths({p.name: Examples(own, told) for p, own, told in parts})
+    names = [p.name for p in participants]
+    return Truths({name: Examples(*pair) for name, pair in zip(names, zip(images, labels, strict=True), strict=True)})
 
 
 def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
@@ -226,12 +238,12 @@ def _check_adversary(table: RecordingTable, adversary: AdversaryTable) -> None:
 
 
 def _whitening(table: RecordingTable, shape: tuple[int, int, int]) -> Whitening:
-    found = table.whitening.value()
-    if len(found.mean) != shape[0]:
+    whitening = table.whitening.value()
+    if len(whitening.mean) != shape[0]:
         raise UsageError(
-            f"recording.whitening must have one mean per channel, expected {shape[0]}, got {len(found.mean)}."
+            f"recording.whitening must have one mean per channel, expected {shape[0]}, got {len(whitening.mean)}."
         )
-    return found
+    return whitening
 
 
 def _path(text: str, folder: Path) -> Path:
@@ -264,20 +276,22 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
     return data
 
 
-def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Params) -> tuple[Params, Params]:
-    """The update, and the running statistics after it as far as there are any."""
+def _update(
+    table: RecordingTable, folder: Path, model: nn.Module, before: Params, before_file: FileTensors
+) -> tuple[Params, Params]:
+    """Return the update, and the running statistics after it if there are any."""
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
-        path = _path(table.update, folder)
-        update = read_model_tensors("recording.update", path, weights_of(model))
-        check_not_lost("recording.update", path, update)
+        file = read_model_tensors("recording.update", _path(table.update, folder), weights_of(model))
+        update = file.single
+        file.check_precision(update)
     else:
         assert table.after is not None, "the plan's validation demands it"
-        path = _path(table.after, folder)
-        after, buffers_after = _weights("recording.after", path, model)
+        file = _read_state("recording.after", _path(table.after, folder), model)
+        after, buffers_after = _split(file.single, model)
         update = subtract(after, before)
         if table.clients == 1:  # a mean rounds
-            check_not_lost("recording.after", path, update, _path(table.before, folder))
+            file.check_precision(update, before_file)
     check_update(update, before)
     if not any(bool(tensor.any()) for tensor in update.values()):
         field = (
@@ -288,26 +302,32 @@ def _update(table: RecordingTable, folder: Path, model: nn.Module, before: Param
             "the weights before and after were not mixed up."
         )
     if table.buffers_after is not None:
-        held = read_model_tensors("recording.buffers_after", _path(table.buffers_after, folder), buffers_of(model))
-        buffers_after = {**buffers_after, **held}
+        path = _path(table.buffers_after, folder)
+        buffers_after = {
+            **buffers_after,
+            **read_model_tensors("recording.buffers_after", path, buffers_of(model)).single,
+        }
     return update, buffers_after
 
 
-def _weights(field: str, path: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and, where the file has them, buffers."""
-    parameters, buffers = weights_of(model), buffers_of(model)
-    held = read_model_tensors(field, path, {**parameters, **buffers}, optional=set(buffers))
+def _read_state(field: str, path: Path, model: nn.Module) -> FileTensors:
+    buffers = buffers_of(model)
+    return read_model_tensors(field, path, {**weights_of(model), **buffers}, optional=buffers)
+
+
+def _split(state: Params, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return parameters, and buffers if there are any."""
     return (
-        {name: held[name] for name in parameters},
-        {name: held[name] for name in buffers if name in held},
+        {name: state[name] for name in weights_of(model)},
+        {name: state[name] for name in buffers_of(model) if name in state},
     )
 
 
 def _check_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     needed = [n for n, b in buffers_of(model).items() if b.is_floating_point() and n in model.state_dict()]
-    lacking = [name for name in needed if name not in buffers]
-    if lacking:
+    missing = [name for name in needed if name not in buffers]
+    if missing:
         raise UpdateError(
-            f"recording.buffers is missing: the model has running statistics such as {lacking[0]!r}, expected "
+            f"recording.buffers is missing: the model has running statistics such as {missing[0]!r}, expected "
             "them in recording.before or in a file of their own: save the model's whole state_dict."
         )

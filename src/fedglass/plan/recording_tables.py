@@ -1,4 +1,7 @@
-"""A recorded federation in a bundle, as a plan says it: what is given here takes the place of what the bundle tells."""
+"""Tables of a plan for recorded federations: a bundle, or one message in loose files.
+
+Values that a plan gives for a bundle override the bundle's own.
+"""
 
 from __future__ import annotations
 
@@ -34,37 +37,34 @@ class BundleTable(Table):
     bundle: Folder
     """The folder."""
     name: Title = ""
-    """In the report, where there are several; the folder's own where it is left out."""
+    """In the report, if there are several recordings; the folder's own by default."""
     model: Name | None = None
-    """The architecture, where the bundle names none or `package.module:factory`, which only a plan may run."""
+    """The architecture, if the bundle names none or `package.module:factory`, which only a plan may run."""
     classes: Classes | None = None
-    """Of the model, where the bundle does not tell."""
+    """Of the model, if the bundle does not say."""
     shape: Annotated[list[Side], Field(min_length=3, max_length=3)] | None = None
-    """Channels, height and width, where the bundle does not tell."""
+    """Channels, height and width, if the bundle does not say."""
     whitening: WhiteningTable | None = None
-    """How the clients normalised their pixels, where the bundle does not tell."""
+    """How the clients normalised their pixels, if the bundle does not say."""
     examples: Examples | None = None
-    """How many examples each client has, or the aggregate of nobody knows whom, where the bundle does not tell."""
+    """Examples of each client, or of an aggregate with unknown clients, if the bundle does not say."""
     weights: Folder | None = None
-    """Safetensors with what of the model never travels, such as the pretrained layers that nobody trains."""
+    """Safetensors file with parameters that clients never send, such as frozen pretrained layers."""
     truth: Folder | None = None
-    """A folder of what clients have kept of their own examples, to score by."""
+    """A folder of examples that clients stored, for scoring."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None
-    """Which are looked at, by the federation's own numbers; else the first, the last and what shows everybody once."""
+    """Rounds to audit, by the federation's own numbers; by default some in which every client appears."""
     whose: Annotated[list[ClientName], Field(min_length=1, max_length=10_000)] | None = None
-    """Whose messages, by name; everybody's where it is left out."""
+    """Names of the clients to audit; all by default."""
     training: TrainingTable | None = None
-    """What each client did, in place of what the bundle tells."""
+    """The training of each client; overrides the bundle's."""
     defended: bool | Defences | None = None
-    """Whether a defence was in place, or which with what options, in place of what the bundle tells."""
+    """Whether a defence was in place, or which with what options; overrides the bundle's."""
 
     @field_validator("defended", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         return listed(value)
-
-
-# A message that was recorded from a real federation, as a plan says it.
 
 
 MOST_PIXELS = 2**28
@@ -75,7 +75,7 @@ class RecordingTable(Table):
     """A message that was recorded from a real federation."""
 
     name: Title = ""
-    """In the report, where there are several."""
+    """In the report, if there are several recordings."""
     model: Name
     """The architecture: a name of `fedglass list models`, or `package.module:factory`."""
     before: Name
@@ -83,29 +83,29 @@ class RecordingTable(Table):
     after: Name | None = None
     """The same after it."""
     update: Name | None = None
-    """Or after - before, in place of `after`."""
+    """Or after - before, instead of `after`."""
     buffers: Name | None = None
-    """A safetensors file of running statistics, where `before` has none."""
+    """A safetensors file of running statistics, if `before` has none."""
     buffers_after: Name | None = None
-    """A safetensors file of those after the training, where there is no `after` that has them: to check by."""
+    """A safetensors file of those after the training, for checks, if `after` has none."""
     truth: Name | None = None
-    """An npz file of the images and labels behind the message, to score by."""
+    """An npz file of the images and labels behind the message, for scoring."""
     classes: Classes
     """Of the model."""
     shape: Annotated[list[Side], Field(min_length=3, max_length=3)] | None = None
-    """Channels, height and width, where there is no truth."""
+    """Channels, height and width, if there is no truth."""
     examples: Examples | None = None
-    """How many are behind the message, where there is no truth."""
+    """Number of examples behind the message, if there is no truth."""
     clients: Clients = 1
     """How many clients' updates are combined in the message."""
     training: TrainingTable | None = None
-    """What each client did, as far as you know."""
+    """The training of each client, if it is known."""
     defended: bool | Defences | None = None
-    """Whether a defence was in place, or which with what options; left out, nobody knows, and none is credited."""
+    """Whether a defence was in place, or which with what options; by default unknown, and none is credited."""
     lr: LearningRate | None = None
-    """The learning rate, where epochs and batch size are not known."""
+    """The learning rate, if epochs and batch size are not known."""
     steps: Steps | None = None
-    """Local steps of each client, where they are known without epochs and batch size."""
+    """Local steps of each client, if they are known without epochs and batch size."""
     whitening: WhiteningTable
     """How the clients normalised their pixels."""
 

@@ -21,7 +21,7 @@ from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.schedules import CosineDecay, Lowest, LowestFrom, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import CosineDecay, Lowest, LowestFrom, RateSchedule, StepDecay
 from fedglass.attack.terms.distance import Cosine, SupportCosine
 from fedglass.attack.terms.layers import Ramp
 from fedglass.attack.terms.priors import (
@@ -171,12 +171,12 @@ def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts:
     return Attack(labels, (Stage(OneGradient(), Pixels(), Cosine() + PRIOR, solver),), restarts=restarts)
 
 
-def _coarse(forward: Forward, prior: Term, schedule: Schedule, support: float, iterations: int) -> Stage:
+def _coarse(forward: Forward, prior: Term, schedule: RateSchedule, support: float, iterations: int) -> Stage:
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=schedule, keep=LowestFrom(SWITCH))
     return Stage(forward, Pixels(), Cosine() + After(support * SupportCosine(), SWITCH) + prior, solver)
 
 
-def _fine(forward: Forward, rate: float, schedule: Schedule, iterations: int) -> Stage:
+def _fine(forward: Forward, rate: float, schedule: RateSchedule, iterations: int) -> Stage:
     solver = Adam(rate=rate, iterations=iterations, schedule=schedule, keep=Lowest())
     return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
 

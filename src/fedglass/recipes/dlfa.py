@@ -31,10 +31,10 @@ from fedglass.attack.terms.priors import (
     ClipPenalty,
     ConvMax,
     ConvMean,
+    EpochSummary,
     Max,
     Mean,
     SquaredEpochPrior,
-    Summary,
     TotalVariation,
 )
 from fedglass.attack.terms.term import Term
@@ -58,7 +58,7 @@ class Setting:
     tv: float
     clip: float
     inv: float
-    summary: Summary
+    summary: EpochSummary
     rate: float
     decay: ExponentialDecay
     ramp: tuple[float, float]
@@ -81,7 +81,7 @@ def settings(name: str) -> Setting:
     return SETTINGS[name]
 
 
-SUMMARIES: Mapping[str, Summary] = {"mean": Mean(), "max": Max(), "conv_mean": ConvMean(), "conv_max": ConvMax()}
+SUMMARIES: Mapping[str, EpochSummary] = {"mean": Mean(), "max": Max(), "conv_mean": ConvMean(), "conv_max": ConvMax()}
 DISTANCES = {"l1": AbsoluteEpochPrior, "l2": SquaredEpochPrior}
 PRIOR_WEIGHTS: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("femnist", "l1"): {"max": 77.298, "conv_max": 81.365, "mean": 250.846, "conv_mean": 263.623},

@@ -63,7 +63,26 @@ def maliciously_curious_client(
     """
     if own not in OWN_UPDATE:
         raise unknown_name("own", own, OWN_UPDATE)
-    supposed: dict[str, tuple[Combination, AcceptedClients]] = {
+    supposed = _supposed_rules(byzantine)
+    if rule != "any" and rule not in supposed:
+        raise unknown_name("rule", rule, ["any", *supposed])
+    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
+    objective = Cosine() + tv * TotalVariation()
+
+    def supposing(combination: Combination, choice: AcceptedClients) -> AnyAttack:
+        forward = Through(combination, own=own == "as_sent")
+        other_labels = LabelsOfOthers(labels) if own == "as_sent" else labels
+        attack = Attack(_assigned(other_labels, labels, forward), (Stage(forward, Pixels(), objective, solver),))
+        reading: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
+        return BestOf(reading, GuessAccepted(choice, mean=isinstance(combination, SupposedMean)))
+
+    names = supposed if rule == "any" else [rule]
+    return BestOf(tuple((name, supposing(*supposed[name])) for name in names), GuessRule(finalists=2))
+
+
+def _supposed_rules(byzantine: int) -> dict[str, tuple[Combination, AcceptedClients]]:
+    """Return the rules that can be tried by name: a differentiable combination, and the clients that it accepts."""
+    return {
         "mean": (SupposedMean(), AllClients()),
         "median": (SupposedMedian(), AllClients()),
         "trimmed_mean": (SupposedTrimmedMean(byzantine), AllClients()),
@@ -72,26 +91,14 @@ def maliciously_curious_client(
         "mean_without_own": (SupposedMean(), AllOthers()),
         "mean_of_some": (SupposedMean(), SomeOthers()),
     }
-    if rule != "any" and rule not in supposed:
-        raise unknown_name("rule", rule, ["any", *supposed])
-    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=CosineDecay())
-    objective = Cosine() + tv * TotalVariation()
+
+
+def _assigned(other_labels: Labels, labels: Labels, forward: Through) -> Labels:
+    """Return the labels, assigned to clients by energy unless they are known or the rule does not need it."""
     labels_known = any(fact.oracle for fact in needs_of(labels))
-
-    def supposing(combination: Combination, choice: AcceptedClients) -> AnyAttack:
-        mean, forward = isinstance(combination, SupposedMean), Through(combination, own=own == "as_sent")
-        other_labels = LabelsOfOthers(labels) if own == "as_sent" else labels
-        assigned = (
-            other_labels
-            if labels_known or isinstance(combination, SupposedMean | OneClient)
-            else AssignedLabels(other_labels, forward, Cosine())
-        )
-        attack = Attack(assigned, (Stage(forward, Pixels(), objective, solver),))
-        others: AnyAttack = BestOf(attack, KeepOwnUpdate()) if own == "as_sent" else attack
-        return BestOf(others, GuessAccepted(choice, mean=mean))
-
-    names = supposed if rule == "any" else [rule]
-    return BestOf(tuple((name, supposing(*supposed[name])) for name in names), GuessRule(finalists=2))
+    if labels_known or isinstance(forward.combination, SupposedMean | OneClient):
+        return other_labels
+    return AssignedLabels(other_labels, forward, Cosine())
 
 
 @path_options(decoder=located_decoder)

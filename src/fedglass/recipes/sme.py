@@ -9,7 +9,7 @@ from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.schedules import Constant, CosineDecay, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import Constant, CosineDecay, RateSchedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.errors import UsageError
@@ -80,10 +80,10 @@ def sme_baseline_ig(
     return Attack(labels, (_stage(OneGradient(), tv, rate, iterations, _published(decay)),))
 
 
-def _published(decay: bool) -> Schedule:
+def _published(decay: bool) -> RateSchedule:
     return PUBLISHED_STEPS if decay else Constant()
 
 
-def _stage(forward: Forward, tv: float, rate: float, iterations: int, schedule: Schedule) -> Stage:
+def _stage(forward: Forward, tv: float, rate: float, iterations: int, schedule: RateSchedule) -> Stage:
     solver = Adam(rate=rate, iterations=iterations, schedule=schedule)
     return Stage(forward, Pixels(), Cosine() + tv * TotalVariation(share=0.5), solver)

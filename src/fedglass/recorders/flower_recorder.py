@@ -6,8 +6,9 @@ server as on the client.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -18,12 +19,32 @@ import numpy as np
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import copy_training, folder_name
 from fedglass.recorders.flower_strategy import layers_of, privacy_spent, requested_defences, rule_of
-from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
+from fedglass.recordings.sizes import sizes_of_extras
 
 log = logging.getLogger("fedglass")
 NAME_METRIC = "partition-id"
+
+
+def _logs_errors(store: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of the recorder log its errors: these end the recording, but never the training."""
+
+    @functools.wraps(store)
+    def store_or_stop(recorder: StrategyRecorder, *args: Any) -> None:
+        if recorder.stopped:
+            return
+        try:
+            store(recorder, *args)
+            return
+        except FedglassError as error:
+            log.error("fedglass stops recording. The training continues. %s", error)
+        except Exception:  # whatever it is
+            log.exception("fedglass stops recording. The training continues.")
+        recorder.stopped = True
+        recorder.writer.mark_incomplete()
+
+    return store_or_stop
 
 
 class StrategyRecorder:
@@ -33,8 +54,8 @@ class StrategyRecorder:
         self._clients = None if clients is None else Path(clients)
         if (Path(bundle) / MANIFEST).exists():
             raise UsageError(f"{bundle} holds a bundle already: choose another folder for this run.")
-        self._writer = BundleWriter(bundle, writer="server", facts=facts)
-        self._writer.facts({"framework": _framework()}, source="read")
+        self.writer = BundleWriter(bundle, writer="server", facts=facts)
+        self.writer.facts({"framework": _framework()}, source="read")
         self._called: dict[int, list[int]] = {}
         """By round, the nodes that were called."""
         self._names: dict[int, str] = {}
@@ -42,54 +63,24 @@ class StrategyRecorder:
         self._configs: dict[int, dict[str, Any]] = {}
         self._own_starts: dict[int, dict[str, Any]] = {}
         """By node, the model that was sent to it alone: a node has its name only when it has replied."""
-        self._broken = False
+        self.stopped = False
 
+    @_logs_errors
     def sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         """Store the models that go out; the configuration is that of the messages themselves."""
-        self._try(self._sending, index, messages, strategy)
-
-    def received(self, index: int, replies: list[Any], strategy: Any) -> None:
-        """Store the replies as they came, and the clients that did not reply."""
-        self._try(self._received, index, replies, strategy)
-
-    def aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
-        """Store the aggregate; `arrays` is None if the strategy refused to make one."""
-        if arrays is not None:
-            self._try(self._aggregated, index, arrays, strategy)
-
-    def sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
-        """Store what `sending` does, for the older API."""
-        self._try(self._sending_fit, index, calls, strategy)
-
-    def received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
-        """Store what `received` does, for the older API."""
-        self._try(self._received_fit, index, results, strategy)
-
-    def _try(self, store: Any, *args: Any) -> None:
-        if self._broken:
-            return
-        try:
-            store(*args)
-            return
-        except FedglassError as error:
-            log.error("fedglass stops recording. The training continues. %s", error)
-        except Exception:  # no error of a recorder may end a training
-            log.exception("fedglass stops recording. The training continues.")
-        self._broken = True
-        self._writer.mark_incomplete()
-
-    def _sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         self._called[index] = [message.metadata.dst_node_id for message in messages]
         self._configs = {message.metadata.dst_node_id: config_of(message) for message in messages}
-        self._writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
+        self.writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
         records = {message.metadata.dst_node_id: _model_record(message, strategy) for message in messages}
         models = {node: record for node, record in records.items() if record is not None}
         self._store_sent(index, models, _same_record, _numpy)
 
-    def _sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
+    @_logs_errors
+    def sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
+        """Store what `sending` does, for the older API."""
         self._called[index] = [client.node_id for client, _ in calls]
         self._configs = {client.node_id: dict(instruction.config or {}) for client, instruction in calls}
-        self._writer.facts({"rule": rule_of(strategy)}, source="read")
+        self.writer.facts({"rule": rule_of(strategy)}, source="read")
         models = {client.node_id: instruction.parameters for client, instruction in calls}
         self._store_sent(index, models, _same_parameters, arrays_of_bytes)
 
@@ -106,11 +97,13 @@ class StrategyRecorder:
         # If no two nodes have the same model, none of these is the round's.
         common = largest if len(largest) > 1 or len(groups) == 1 else []
         if common:
-            self._writer.round(index).sent(arrays(models[common[0]]))
+            self.writer.round(index).sent(arrays(models[common[0]]))
         self._own_starts = {node: arrays(model) for node, model in models.items() if node not in common}
 
-    def _received(self, index: int, replies: list[Any], strategy: Any) -> None:
-        round_ = self._writer.round(index)
+    @_logs_errors
+    def received(self, index: int, replies: list[Any], strategy: Any) -> None:
+        """Store the replies as they came, and the clients that did not reply."""
+        round_ = self.writer.round(index)
         replied, self._replies = set(), {}
         for reply in sorted(replies, key=_by_name):
             node = reply.metadata.src_node_id
@@ -134,10 +127,12 @@ class StrategyRecorder:
         self._store_absent(index, replied)
         round_.facts({"rule": rule_of(strategy, len(self._replies))}, source="read")
 
-    def _received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
-        round_, self._replies = self._writer.round(index), {}
+    @_logs_errors
+    def received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
+        """Store what `received` does, for the older API."""
+        round_, self._replies = self.writer.round(index), {}
         secure = _aggregated_securely(results)
-        self._writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
+        self.writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
         replied = set()
         for client, result in results:
             replied.add(client.node_id)
@@ -147,18 +142,22 @@ class StrategyRecorder:
             if not secure:
                 arrays = self._replies[name] = arrays_of_bytes(result.parameters)
                 round_.received(name, arrays)
-            self._writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
+            self.writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
             config = self._configs.get(client.node_id) or None
             self._store_training(name, index, {"metrics": metrics, "config": config})
         self._store_absent(index, replied)
         round_.facts({"rule": rule_of(strategy, len(results))}, source="read")
 
-    def _aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
+    @_logs_errors
+    def aggregated(self, index: int, arrays: Any, strategy: Any) -> None:
+        """Store the aggregate; `arrays` is None if the strategy refused to make one."""
+        if arrays is None:
+            return
         after = _numpy(arrays)
         unchanged = [name for name, reply in self._replies.items() if _equal(reply, after)]
         # Krum passes on one client's message unchanged; with a single client no other one is left out.
         accepted = unchanged if len(unchanged) == 1 and len(self._replies) > 1 else None
-        round_ = self._writer.round(index)
+        round_ = self.writer.round(index)
         round_.aggregated(after, kept=accepted)
         spent = privacy_spent(strategy)
         if spent is not None:
@@ -167,18 +166,18 @@ class StrategyRecorder:
 
     def _store_own_start(self, index: int, node: int, name: str) -> None:
         if node in self._own_starts:
-            self._writer.round(index).sent(self._own_starts.pop(node), client=name)
+            self.writer.round(index).sent(self._own_starts.pop(node), client=name)
 
     def _store_training(self, name: str, index: int, facts: dict[str, Any]) -> None:
         """Store the facts of a reply, and those that the client itself has recorded on this machine."""
-        self._writer.training(name, index, facts, source="read")
+        self.writer.training(name, index, facts, source="read")
         if self._clients is not None:
-            copy_training(self._writer, self._clients / folder_name(name), index)
+            copy_training(self.writer, self._clients / folder_name(name), index)
 
     def _store_absent(self, index: int, replied: set[int]) -> None:
         for node in self._called.get(index, []):
             if node not in replied:
-                self._writer.round(index).absent(self._name(node), "no reply")
+                self.writer.round(index).absent(self._name(node), "no reply")
 
     def _name(self, node: int) -> str:
         return self._names.get(node, _node_name(node))

@@ -26,10 +26,10 @@ from torch import Tensor
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.recorders.client import ClientRecorder, UserFacts, copy_training, folder_name
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import sizes_of_extras
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
+from fedglass.recordings.sizes import sizes_of_extras
 
 log = logging.getLogger("fedglass")
 SITE_FILTERS = "task_result_filters"
@@ -103,18 +103,37 @@ def _rule(recipe: Any) -> dict[str, Any]:
     return {"name": kind if aggregator is None else type(aggregator).__name__}
 
 
-class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
+class _Recorder(Filter):  # type: ignore[misc] # NVFlare has no types
+    """A filter that lets everything pass unchanged, and logs its errors: one that raises would spoil the task."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def process(self, shareable: Any, fl_ctx: Any) -> Any:
+        try:
+            self._record(shareable, fl_ctx)
+            return shareable
+        except FedglassError as error:
+            log.error("fedglass could not record. The training continues. %s", error)
+        except Exception:  # whatever it is
+            log.exception("fedglass could not record. The training continues.")
+        if self.folder in _writers:
+            _writers[self.folder].mark_incomplete()
+        return shareable
+
+    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+        raise NotImplementedError
+
+
+class SentFilter(_Recorder):
     """Records the global model that goes out; that of the next round is the aggregate of the last one."""
 
     def __init__(self, folder: str, facts: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self.folder, self.facts = folder, facts or {}
+        super().__init__(folder)
+        self.facts = facts or {}
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _log_errors(self._store, shareable, fl_ctx, folder=self.folder)
-        return shareable
-
-    def _store(self, shareable: Any, fl_ctx: Any) -> None:
+    def _record(self, shareable: Any, fl_ctx: Any) -> None:
         writer = _writer(self.folder, self.facts)
         arrays, index = _arrays(shareable), _round(shareable)
         if arrays is None or index is None:
@@ -132,18 +151,14 @@ class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
                 round_.sent(tensors, client=client)
 
 
-class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
+class ReceivedFilter(_Recorder):
     """Records what a client sent, before the server's other filters and its workflow touch it."""
 
     def __init__(self, folder: str, clients: str | None = None) -> None:
-        super().__init__()
-        self.folder, self.clients = folder, clients
+        super().__init__(folder)
+        self.clients = clients
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _log_errors(self._store, shareable, fl_ctx, folder=self.folder)
-        return shareable
-
-    def _store(self, shareable: Any, fl_ctx: Any) -> None:
+    def _record(self, shareable: Any, fl_ctx: Any) -> None:
         writer, client, index = _writer(self.folder, {}), _peer(fl_ctx), _round(shareable)
         if index is None:
             log.warning("fedglass does not record a reply without a round number.")
@@ -170,25 +185,21 @@ class ReceivedFilter(Filter):  # type: ignore[misc] # NVFlare has no types
             copy_training(writer, Path(self.clients) / folder_name(client), index)
 
 
-class TrainingBegins(Filter):  # type: ignore[misc] # NVFlare has no types
+class TrainingBegins(_Recorder):
     """Starts to observe a client's training."""
 
     def __init__(self, folder: str, keep_examples: bool = False) -> None:
-        super().__init__()
-        self.folder, self.keep_examples = folder, keep_examples
+        super().__init__(folder)
+        self.keep_examples = keep_examples
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _log_errors(self._begin)
-        return shareable
-
-    def _begin(self) -> None:
+    def _record(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             _close(self.folder)
             reader = _readers[self.folder] = TrainingReader(keep_examples=self.keep_examples, any_thread=True)
             reader.__enter__()
 
 
-class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
+class TrainingEnds(_Recorder):
     """Stops observing a client's training and records it, with the filters that the reply still passes."""
 
     def __init__(
@@ -198,14 +209,10 @@ class TrainingEnds(Filter):  # type: ignore[misc] # NVFlare has no types
         model: str | None = None,
         whitening: list[list[float]] | None = None,
     ) -> None:
-        super().__init__()
-        self.folder, self.truth, self.model, self.whitening = folder, truth, model, whitening
+        super().__init__(folder)
+        self.truth, self.model, self.whitening = truth, model, whitening
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        _log_errors(self._end, shareable, fl_ctx)
-        return shareable
-
-    def _end(self, shareable: Any, fl_ctx: Any) -> None:
+    def _record(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             reader = _close(self.folder)
         index, arrays = _round(shareable), _arrays(shareable)
@@ -225,19 +232,6 @@ def _close(folder: str) -> TrainingReader | None:
     if reader is not None:
         reader.__exit__()
     return reader
-
-
-def _log_errors(store: Any, *args: Any, folder: str = "") -> None:
-    """Call a function, log its errors, and mark the bundle in the folder as incomplete if there is one."""
-    try:
-        store(*args)
-        return
-    except FedglassError as error:
-        log.error("fedglass could not record. The training continues. %s", error)
-    except Exception:  # a filter that raises makes the client's result an error: a recorder must not
-        log.exception("fedglass could not record. The training continues.")
-    if folder in _writers:
-        _writers[folder].mark_incomplete()
 
 
 def _writer(folder: str, facts: Mapping[str, Any]) -> BundleWriter:

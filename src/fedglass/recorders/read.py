@@ -6,7 +6,7 @@ A fact that the steps do not show is left out. What fedglass's own training does
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from fedglass.models.names import unwrap
 from fedglass.recorders.steps import Gradient, ObservedStep
 from fedglass.recorders.texts import SENTENCES, Reservation
-from fedglass.recordings.format import INPUTS, MANY_CHARACTERS, MANY_NUMBERS, RESERVATION_IDS, RESERVATIONS
+from fedglass.recordings.format import INPUTS, RESERVATION_IDS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -235,36 +235,3 @@ def _factory(module: nn.Module) -> str | None:
     if kind.__module__.startswith(("torch.", "__")) or "<locals>" in kind.__qualname__:
         return None
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def sizes_of_extras(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the size of everything in a reply that is more than a figure or a few words, by name.
-
-    Replies carry control variates, states of optimisers or anything that a client adds to its model. Only the size is
-    recorded: no attack reads it, but an audit must know that it left.
-    """
-    sizes = {str(name): size_of_extra(value) for name, value in values.items()}
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
-def size_of_extra(value: Any) -> Any:
-    """Return the shape of an array, the length of bytes, text or a list; None for a figure or a few words.
-
-    >>> sizes = map(size_of_extra, (0.5, "epoch 3", [1.0] * 10, {"control": [1.0] * 100}, b"1234"))
-    >>> list(sizes)
-    [None, None, None, {'control': [100]}, [4]]
-    """
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return [int(side) for side in shape] if len(shape) else None
-    if isinstance(value, bytes | bytearray | memoryview):
-        return [len(value)]
-    if isinstance(value, str):
-        return [len(value)] if len(value) >= MANY_CHARACTERS else None
-    if isinstance(value, Mapping):
-        inner = sizes_of_extras(value)
-        return inner or ([len(value)] if len(value) >= MANY_NUMBERS else None)
-    if isinstance(value, list | tuple | set | frozenset):
-        large = len(value) >= MANY_NUMBERS or any(size_of_extra(entry) is not None for entry in value)
-        return [len(value)] if large else None
-    return None if value is None or isinstance(value, bool | int | float) else type(value).__name__

@@ -18,10 +18,11 @@ from torch import nn
 from fedglass.core.errors import FedglassError
 from fedglass.core.tensors import Params
 from fedglass.models.names import names_of
-from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, FileRef, large_metrics, preferred
+from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, FileRef, preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection
+from fedglass.recordings.sizes import large_metrics
 from fedglass.recordings.transcript import TranscriptReader
 
 TextsByClient = dict[tuple[int, str], tuple[str, ...]]
@@ -86,7 +87,9 @@ def extra_payload(selection: Selection, model: nn.Module) -> TextsByClient:
         round_ = bundle.rounds[index]
         for message in round_.messages:
             key = (index, message.client)
-            payload[key] += [f"metric {name}" for name in large_metrics(bundle.facts_of(message.client, index))]
+            facts = bundle.facts_of(message.client, index)
+            large = large_metrics(preferred(facts, "metrics", {}), preferred(facts, METRIC_SIZES))
+            payload[key] += [f"metric {name}" for name in large]
             ref = round_.aggregated if selection.view == "aggregate" else message.received
             if ref is not None and message.absent is None:
                 payload[key] += divergent_aliases(bundle, ref, model)
@@ -109,8 +112,8 @@ def unaudited_updates(reader: TranscriptReader, selection: Selection) -> dict[tu
 def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterator[str]:
     """Yield second names of tensors of the model that were sent alone, or with other values than the first name.
 
-    Attacks read the first name. A defence that iterates over the parameters, of which torch names each once, leaves
-    out the second.
+    Attacks read the first name. torch names each parameter once, so that a defence that iterates over the
+    parameters leaves out the second name.
     """
     first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}

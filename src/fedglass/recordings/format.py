@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.recordings.sizes import LONGEST_TEXT, array_entries, has_binary, metric_size
 
 Source = Literal["read", "measured", "declared"]
 """Read off the running code or the message, measured from tensors, or declared by a user; the first counts most."""
@@ -32,10 +33,6 @@ INPUTS = "x-inputs"
 """The shape of a network's input, if it is not an image of channels, height and width."""
 INCOMPLETE = "x-lost"
 """Of a federation: true if its recorder could not store everything."""
-MANY_NUMBERS = 64
-"""The number of numbers from which on extra content of a reply may be a picture, of eight by eight pixels."""
-MANY_CHARACTERS = 200
-"""The number of characters from which on it may be anything."""
 METRIC_SIZES = "x-metric-sizes"
 """By name, how many numbers and characters each metric holds; recorded if one contains what JSON cannot hold."""
 DEEPEST = 8
@@ -164,8 +161,8 @@ class Facts:
         if source not in SOURCES:
             raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")
         sheet: FactSheet = {name: {source: plain(value)} for name, value in facts.items() if value is not None}
-        if isinstance(metrics := facts.get("metrics"), Mapping) and _has_binary(metrics):
-            sheet[METRIC_SIZES] = {source: {str(name): list(_size(value)) for name, value in metrics.items()}}
+        if isinstance(metrics := facts.get("metrics"), Mapping) and has_binary(metrics):
+            sheet[METRIC_SIZES] = {source: {str(name): list(metric_size(value)) for name, value in metrics.items()}}
         try:
             return self.checked(sheet)
         except ValueError as error:
@@ -231,7 +228,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, bytes | bytearray):
         return f"({len(value)} bytes)"
-    if (count := _array_entries(value)) is not None:
+    if (count := array_entries(value)) is not None:
         return f"({count} numbers)"
     if hasattr(value, "item"):
         value = value.item()  # of NumPy or torch
@@ -239,62 +236,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return str(value)[:2000]
-
-
-def _array_entries(value: Any) -> int | None:
-    """Return the number of entries of an array or tensor; None of anything else, and of a scalar."""
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return None
-    if hasattr(value, "numel"):
-        return int(value.numel())
-    size = getattr(value, "size", None)
-    return size if isinstance(size, int) else None
-
-
-def large_metrics(facts: FactSheet) -> list[str]:
-    """Return the names of metrics that are more than a figure or a few words.
-
-    >>> facts = OF_CLIENT.told({"metrics": {"loss": 0.1, "picture": [0.5] * 64, "raw": b"12"}}, "read")
-    >>> large_metrics(facts)
-    ['picture', 'raw']
-    """
-    metrics: dict[str, Any] = preferred(facts, "metrics", {})
-    recorded = preferred(facts, METRIC_SIZES)
-    if not (_are_sizes(recorded) and set(recorded) == set(metrics)):
-        recorded = {name: _size(value) for name, value in metrics.items()}
-    return [n for n, (count, length) in recorded.items() if count >= MANY_NUMBERS or length >= MANY_CHARACTERS]
-
-
-def _are_sizes(value: Any) -> bool:
-    """Check a fact of a file, which may hold anything."""
-    return isinstance(value, dict) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(number, int) for number in pair)
-        for pair in value.values()
-    )
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """Return how many numbers and how many characters there are in a metric; bytes may hold any number of either."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        sizes = [_size(entry) for entry in (value.values() if isinstance(value, Mapping) else value)]
-        return sum(count for count, _ in sizes), sum(length for _, length in sizes)
-    if isinstance(value, bytes | bytearray):
-        return len(value), MANY_CHARACTERS
-    if (count := _array_entries(value)) is not None:
-        return count, 0
-    if not isinstance(text := plain(value), str):
-        return 1, 0
-    # Bundles of earlier versions have these words for arrays and bytes, and no sizes next to them.
-    old = re.fullmatch(r"\((\d+) (bytes|numbers)\)", text)
-    return (0, len(text)) if old is None else (int(old[1]), MANY_CHARACTERS * (old[2] == "bytes"))
-
-
-def _has_binary(value: Any) -> bool:
-    """Check for bytes or arrays."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        return any(_has_binary(entry) for entry in (value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, bytes | bytearray) or _array_entries(value) is not None
+    return str(value)[:LONGEST_TEXT]
 
 
 FORMAT: Literal[2] = 2

@@ -1,6 +1,6 @@
 """From recorded facts to a `Training`: the one conversion, used by audits of bundles and by the guard.
 
-A recorder reads facts off the running client (`fedglass.recorders.read`), or somebody declares them. A `Training` is
+A recorder reads facts off the running client (`fedglass.recorders.read`), or a user declares them. A `Training` is
 what fedglass can replay. Facts that describe no such training give None.
 """
 
@@ -32,7 +32,7 @@ HARMLESS_OPTIONS = {
 ANNOTATIONS = ("lr", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "param_names", "name")
 """Entries of a parameter group that no step reads: schedulers and named parameters leave them there."""
 DECOUPLED = "decoupled_weight_decay"
-"""The option by which torch makes AdamW of Adam."""
+"""The option of torch that makes AdamW of Adam."""
 CROSS_ENTROPY = "cross_entropy"
 """The loss of fedglass's own training: its mean over a batch."""
 
@@ -113,10 +113,10 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
 def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: int) -> Training | None:
     """Return the training of batches that are known one by one, as a guard has them; None as of `training_of`.
 
-    Its local steps are counted instead of epochs: whoever replays it passes the batches themselves, in their order.
+    Its local steps are counted instead of epochs: a replay takes the batches themselves, in their order.
     """
     size, steps = batch_sizes[0], len(batch_sizes)
-    full_batch = size >= examples and all(each == size for each in batch_sizes)
+    full_batch = size >= examples and set(batch_sizes) == {size}
     return _training(
         facts, None if full_batch else size, 1, None if full_batch and steps == 1 else steps, True, has_batch_norm=True
     )

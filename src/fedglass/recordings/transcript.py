@@ -128,7 +128,7 @@ class TranscriptReader:
     counts: Mapping[str, int]
     """How many examples each client has, if the owners of the data say so."""
     unsent: Params = field(default_factory=dict)
-    """Weights that clients never send, such as those of a pretrained network of which only a part is trained."""
+    """Weights that clients never send, such as the frozen part of a pretrained network."""
 
     def round(self, index: int, clients: Collection[str] | None = None) -> Round:
         """Return one round, with the messages of these clients."""

@@ -1,4 +1,4 @@
-"""A re-creation as a list of cases: one experiment on one client, each with a name of its own."""
+"""The cases of a re-creation: one experiment on one client each, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Trial:
     population: Population
     client: int
     seed: int
-    """What network, data and training are drawn from."""
+    """The seed of network, data and training."""
     part: str = ""
-    """Which of the settings that the row averages over."""
+    """One of the settings that the row averages over, as text."""
 
 
 TrialCase = Case[Trial]
-"""Equal trials have equal keys, whichever table asks for them."""
+"""Equal trials have equal keys, whatever table they belong to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,35 +39,35 @@ class Cell:
     row: Row
     method: str
     title: str
-    """Of the method."""
+    """Title of the method."""
     experiment: Experiment
     cases: Sequence[TrialCase]
     request: Request
 
 
 def cases_of(cells: Sequence[Cell]) -> list[TrialCase]:
-    """The cases of all cells, client by client so that every cell soon has a number."""
+    """Return the cases of all cells, client by client, so that every cell soon has a number."""
     return sorted((case for cell in cells for case in cell.cases), key=lambda case: case.subject.client)
 
 
 def method_titles(of: Table) -> dict[str, str]:
-    """The table's methods, and those of this package that can be compared with them, by name.
+    """Return the titles of the table's methods, and of others that can be compared with them, by name.
 
     >>> from fedglass.reproduce.tables import table
     >>> list(method_titles(table("sme-table2")))[:3]
     ['dlfa', 'ig', 'sme']
     """
-    beside = paper_of(of).tables[of.name].extra_methods
-    return {**of.methods, **{name: each.title for name, each in beside.items() if name not in of.methods}}
+    extra_methods = paper_of(of).tables[of.name].extra_methods
+    return {**of.methods, **{name: extra.title for name, extra in extra_methods.items() if name not in of.methods}}
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
-    """The methods of those names, or all that are published and those that the table has beside them."""
-    known = method_titles(of)
+    """Return the methods of those names; without names all published ones and those that the table adds."""
+    titles = method_titles(of)
     for name in wanted:
-        if name not in known:
-            raise unknown_name("method", name, known)
-    return [method for method in known if method in (wanted or (*of.methods, *of.also))]
+        if name not in titles:
+            raise unknown_name("method", name, titles)
+    return [method for method in titles if method in (wanted or (*of.methods, *of.also))]
 
 
 def cells(
@@ -79,10 +79,10 @@ def cells(
     request: Request,
     seed: int,
 ) -> list[Cell]:
-    """Every row with every method, on the clients 0, 1, 2 ..."""
+    """Return every row with every method, on the clients 0, 1, 2 ..."""
     if clients < 1:
         raise UsageError(f"clients must be at least 1, got {clients}.")
-    found, titles = [], method_titles(of)
+    table_cells, titles = [], method_titles(of)
     for row in rows:
         for method in methods:
             experiments = _experiments(of, row, method, request)
@@ -94,54 +94,58 @@ def cells(
             ]
             if cases:
                 first = cases[0].subject.experiment
-                found.append(Cell(row, method, titles[method], first, cases, request))
-    return found
+                table_cells.append(Cell(row, method, titles[method], first, cases, request))
+    return table_cells
 
 
 def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
-    """The images of the experiment, under their own labels where a network has been trained on them."""
-    found = populations[experiment.setup.data]
+    """Return the images of the experiment, with their own labels if a network has been trained on them."""
+    population = populations[experiment.setup.data]
     trained = experiment.setup.warm_up is not None or experiment.setup.federation_run is not None
-    return found.with_own_labels() if trained else found
+    return population.with_own_labels() if trained else population
 
 
 def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
-    """Refuse before anything runs what the clients' data do not suffice for."""
+    """Raise an error, before anything runs, if there are not enough data for the clients."""
     for setup in (experiment.setup for experiment in experiments):
         setup.check(populations[setup.data], clients)
 
 
 def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:
-    """One for each part of the row whose trained network was given, or is not needed; by the part in words."""
+    """Return one experiment for each part of the row that lacks no trained network, by the part as text."""
     averaged = [field for field, value in row.setting.items() if isinstance(value, list)]
-    made = paper_of(of).tables[of.name].experiment
+    make_experiment = paper_of(of).tables[of.name].experiment
     parts = [part for part in row.parts() if missing_weights(of, part.setting, request) is None]
     return {
-        ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): made(part, method, request)
+        ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): make_experiment(
+            part, method, request
+        )
         for part in parts
     }
 
 
 def missing_weights(of: Table, setting: Setting, request: Request) -> str | None:
-    """The name of the trained network that the setting needs and that was not given, if there is one."""
+    """Return the name of the trained network that the setting needs and that was not given; None if there is none."""
     trained = paper_of(of).network(setting)
     return None if trained is None or not trained.needed or trained.name in request.weights else trained.name
 
 
 def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: Request | None = None) -> list[str]:
-    """The kinds of data that these rows need; an error where none of them can be run."""
-    asked = request or Request()
-    made = [e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, asked).values()]
-    if not made:
-        names = [missing_weights(of, part.setting, asked) for row in rows for part in row.parts()]
+    """Return the kinds of data that these rows need; raise an error if none of the rows can be run."""
+    options = request or Request()
+    kinds = [
+        e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, options).values()
+    ]
+    if not kinds:
+        names = [missing_weights(of, part.setting, options) for row in rows for part in row.parts()]
         files = " ".join(f"--weights {name}=FILE" for name in dict.fromkeys(names))
         raise UsageError(f"These rows of {of.name} need trained networks: give them as {files}.")
-    return list(dict.fromkeys(made))
+    return list(dict.fromkeys(kinds))
 
 
-def _view_in_words(setup: Setup) -> str:
+def _describe_view(setup: Setup) -> str:
     if setup.federation_run is not None and not setup.sizes:
-        return f"nobody: the model that {setup.clients} clients train is tested"
+        return f"none: the model that {setup.clients} clients train is tested"
     if setup.sizes:
         return f"one of {setup.clients} clients sees the global models before and after the round, and its own examples"
     many = setup.clients > 1
@@ -149,7 +153,7 @@ def _view_in_words(setup: Setup) -> str:
 
 
 def _round(setup: Setup) -> int:
-    """The number of the round that is looked at."""
+    """Return the number of the attacked round."""
     if setup.federation_run is not None:
         return setup.federation_run.rounds
     return 1 if setup.warm_up is None else setup.warm_up.rounds + 1
@@ -159,10 +163,10 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
     experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
     facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
     title = f"{of.name} row {row.number}, {method_titles(of)[method]}, client {trial.client}"
-    known = {
+    fields = {
         "attack": method,
         "attack_repr": repr(experiment.probe),
-        "view": _view_in_words(setup),
+        "view": _describe_view(setup),
         "round": _round(setup),
         "client": str(trial.client),
         "repeat": 0,
@@ -178,40 +182,37 @@ def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
     }
     # Methods that meet the same client share their seed, so that they are compared from the same start.
     seed = derive(trial.seed, "attack", trial.client)
-    return Case(digest(*facts)[:32], title + (trial.part and f", {trial.part}"), experiment.probe, seed, trial, known)
-
-
-# What is said and refused before anything runs.
+    return Case(digest(*facts)[:32], title + (trial.part and f", {trial.part}"), experiment.probe, seed, trial, fields)
 
 
 def weights_names(of: Table) -> list[str]:
-    """The trained networks that rows of the table need or can use.
+    """Return the names of trained networks that rows of the table need or can use.
 
     >>> from fedglass.reproduce.tables import table
     >>> weights_names(table("c2f-figure9")), weights_names(table("c2f-figure14"))
     (['25', '50', '75', 'max'], ['53'])
     """
-    found = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
-    return list(dict.fromkeys(trained.name for trained in found if trained is not None))
+    options = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
+    return list(dict.fromkeys(trained.name for trained in options if trained is not None))
 
 
 def check_options(of: Table, request: Request) -> None:
-    """Restarts that the paper does not have, and names of trained networks that no row of the table takes."""
+    """Raise an error for restarts that the paper does not have, sizes, and networks that no row of the table takes."""
     if request.restarts != 1 and not paper_of(of).restarts:
         raise UsageError(f"--restarts {request.restarts}: the attacks of {of.name} are not restarted: leave it out.")
     sides = paper_of(of).sides
     if sides and request.side not in sides:
         raise UsageError(f"--size {request.side}: the pictures of {of.name} are {' or '.join(map(str, sides))} wide.")
-    known = weights_names(of)
+    accepted_names = weights_names(of)
     for name in request.weights:
-        if not known:
+        if not accepted_names:
             raise UsageError(f"No row of {of.name} takes a trained network: leave out --weights {name}=FILE.")
-        if name not in known:
-            raise unknown_name("network for --weights", name, known)
+        if name not in accepted_names:
+            raise unknown_name("network for --weights", name, accepted_names)
 
 
 def check_networks(cells: Sequence[Cell], seed: int) -> None:
-    """Refuse weights that do not fit the networks that they are given for."""
+    """Raise an error if weights do not fit the networks that they are given for."""
     setups = [case.subject.experiment.setup for cell in cells if cell.request.weights for case in cell.cases]
     for setup in {(s.network, s.data, s.init): s for s in setups}.values():
         try:
@@ -223,7 +224,7 @@ def check_networks(cells: Sequence[Cell], seed: int) -> None:
 
 
 def skipped_rows(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
-    """Which rows, and which parts of averages, are not run because their trained network was not given.
+    """Return sentences on rows, and parts of averages, that are not run because they lack a trained network.
 
     >>> from fedglass.reproduce.tables import table
     >>> skipped_rows(table("c2f-figure9"), table("c2f-figure9").rows[:3], Request())
@@ -232,7 +233,7 @@ def skipped_rows(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
     missing: dict[str, dict[int, str]] = {}
     for row in rows:
         names = [missing_weights(of, part.setting, request) for part in row.parts()]
-        told = f"part of row {row.number}" if None in names else f"row {row.number}"
+        row_text = f"part of row {row.number}" if None in names else f"row {row.number}"
         for name in sorted({name for name in names if name is not None}):
-            missing.setdefault(name, {})[row.number] = told
-    return [f"Left out without --weights {name}=FILE: {', '.join(told.values())}." for name, told in missing.items()]
+            missing.setdefault(name, {})[row.number] = row_text
+    return [f"Left out without --weights {name}=FILE: {', '.join(rows_.values())}." for name, rows_ in missing.items()]

@@ -127,7 +127,7 @@ def _over_rows(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], 
         if x is not None:
             for label in _line_labels(of, cell, [other for other, _ in means]):
                 points.setdefault(label, []).append((x, mean))
-    series = {label: points[words] for words, label in zip(points, _distinct(list(points)), strict=True)}
+    series = {label: points[parts] for parts, label in zip(points, _distinct(list(points)), strict=True)}
     return series | _best_guess(of, cells, records) if series and measure == "rmse" else series
 
 
@@ -149,7 +149,7 @@ def _distinct(labels: Sequence[tuple[str, ...]]) -> list[str]:
     >>> _distinct([("CIFAR-10", "Soteria", "InvG")])
     ['InvG']
     """
-    columns = [i for i, words in enumerate(zip(*labels, strict=True)) if len(set(words)) > 1]
+    columns = [i for i, column in enumerate(zip(*labels, strict=True)) if len(set(column)) > 1]
     return [", ".join(label[i] for i in columns) or label[-1] for label in labels]
 
 

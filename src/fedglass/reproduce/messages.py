@@ -1,4 +1,4 @@
-"""From an experiment to the audit's own source of its message: a federation of the setup's clients."""
+"""Messages of experiments: one round of a setup's clients, or a federation played from its first round on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedglass.reproduce.populations import KINDS, Population
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What a warm-up has left."""
+    """A network after its warm-up, and its accuracy."""
 
     path: str
     accuracy: float
@@ -35,30 +35,30 @@ class TrainedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedMessage:
-    """The clients behind one message, who train where it is attacked."""
+    """One message of some clients, which train where it is attacked."""
 
     experiment: Experiment
     clients: Sequence[Client]
     seed: int
     network: TrainedNetwork | None = None
-    """What they start from, where there was a warm-up."""
+    """The network that they start from, if there was a warm-up."""
 
     def target(self) -> Target:
         setup, supposed, network = self.experiment.setup, self.experiment.supposed, self.network
         model = network_of(setup, self.seed, None if network is None else network.path)
         federation = federation_of(setup, model, self.clients, self.seed)
-        (found,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
-        target = found.target()
-        seen = target.observation
+        (pending,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
+        target = pending.target()
+        observation = target.observation
         return replace(
             target,
-            observation=seen if supposed is None else with_training(seen, supposed),
+            observation=observation if supposed is None else with_training(observation, supposed),
             utility={} if network is None else {"accuracy": network.accuracy},
         )
 
 
 def clients_of_message(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
-    """The clients behind the message at that position: one, or as many as are averaged in it."""
+    """Return the clients behind the message of that number: one, or as many as are averaged in it."""
     if setup.sizes:
         drawn = population.apart(index, setup.sizes)
     else:
@@ -68,16 +68,16 @@ def clients_of_message(setup: Setup, population: Population, index: int) -> tupl
 
 
 def network_of(setup: Setup, seed: int, weights: str | None = None) -> nn.Module:
-    """The server's network before any training, or as a warm-up has left it in a file."""
+    """Return the server's network before any training, or as a warm-up has saved it."""
     kind = KINDS[setup.data]
     model = build(setup.network, shape=kind.shape, classes=kind.classes, init=setup.init, seed=seed)
     if weights is not None:
         try:
             load_weights(model, weights)
         except (DataError, ModelError) as error:
-            # Nobody else wrote that file, so that it can be made again.
+            # Only fedglass writes that file, so that it can be made again.
             raise DataError(
-                f"The trained network {weights!r} is damaged and can not be used: delete the file, and the network is "
+                f"The trained network {weights!r} is damaged and cannot be used: delete the file, and the network is "
                 "trained again."
             ) from error
     return model
@@ -86,26 +86,23 @@ def network_of(setup: Setup, seed: int, weights: str | None = None) -> nn.Module
 def federation_of(
     setup: Setup, model: nn.Module, clients: Sequence[Client], seed: int, participation: float = 1.0
 ) -> Federation:
-    """These clients and the setup's server."""
+    """Return a federation of these clients with the setup's server."""
     kind = KINDS[setup.data]
     return Federation(
         model, clients, setup.training, kind.classes, kind.whitening, participation=participation, seed=seed
     )
 
 
-# From an experiment to the target in a late round: a federation that is played from its first round on.
-
-
 ACCURACY = "test accuracy"
 MARKED = 10
-"""Every so many rounds the model is tested."""
+"""The model is tested every so many rounds."""
 PATIENCE = 20
-"""Rounds that a peer waits for one in which something of others got through the rule."""
+"""Rounds that a peer waits for one in which the rule accepts an update of another client."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedFederation:
-    """A run of a federation, drawn by its number: network, data and training are its own."""
+    """One run of a federation up to a late round; its number determines network, data and training."""
 
     experiment: Experiment
     population: Population
@@ -114,46 +111,46 @@ class PlayedFederation:
 
     def target(self) -> Target:
         setup = self.experiment.setup
-        course, seed = _course(setup), derive(self.seed, "run", self.index)
+        run, seed = _run_of(setup), derive(self.seed, "run", self.index)
         federation = federation_of_run(setup, self.population, self.index, seed)
         test, utility = self.population.test(), dict[str, float]()
-        for index, past in enumerate(federation.play(course.rounds + PATIENCE)):
-            if (index + 1) % MARKED == 0 or index + 1 >= course.rounds:
+        for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
+            if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
-                    model_after(federation.model, past), federation.whitening, test
+                    model_after(federation.model, round_), federation.whitening, test
                 )
-            if index + 1 >= course.rounds and (not setup.sizes or _readable(federation, past)):
+            if index + 1 >= run.rounds and (not setup.sizes or _readable(federation, round_)):
                 break
         else:
             raise UsageError(
-                f"In {PATIENCE} rounds from round {course.rounds} on nothing of others got through the rule: choose "
-                "another round."
+                f"In {PATIENCE} rounds from round {run.rounds} on, the rule accepted no update of another client: "
+                "choose another round."
             )
         view = PeerView(0, index) if setup.sizes else ServerView(0, index)
-        transcript = Transcript(federation.model, federation.terms, {index: past})
-        found = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
-        return replace(found, utility=utility, public=Public.of(test.images, test.labels))
+        transcript = Transcript(federation.model, federation.terms, {index: round_})
+        target = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
+        return replace(target, utility=utility, public=Public.of(test.images, test.labels))
 
 
 def federation_of_run(setup: Setup, population: Population, index: int, seed: int) -> Federation:
-    """The clients of one run, the first of whom is the adversary: it does not defend itself, and may send poison."""
-    course, kind = _course(setup), KINDS[setup.data]
+    """Return the clients of one run. The first is the adversary: it does not defend itself, and may send poison."""
+    run, kind = _run_of(setup), KINDS[setup.data]
     sizes = setup.sizes or (setup.examples,) * setup.clients
-    drawn = population.apart(index, sizes) if course.alpha is None else population.dealt(index, sizes, course.alpha)
-    (name, images, labels), *others = drawn
+    drawn = population.apart(index, sizes) if run.alpha is None else population.dealt(index, sizes, run.alpha)
+    (name, images, labels), *honest = drawn
     clients = [
-        Client(name, images, labels, behaviour=course.behaviour),
-        *(Client(*other, setup.gradient, setup.release) for other in others),
+        Client(name, images, labels, behaviour=run.behaviour),
+        *(Client(*examples, setup.gradient, setup.release) for examples in honest),
     ]
     model = network_of(setup, seed)
-    return Federation(model, clients, setup.training, kind.classes, kind.whitening, aggregator=course.rule, seed=seed)
+    return Federation(model, clients, setup.training, kind.classes, kind.whitening, aggregator=run.rule, seed=seed)
 
 
-def _readable(federation: Federation, past: Round) -> bool:
-    """Whether anything of others than the adversary is in the step."""
-    return any(name != federation.clients[0].name for name in past.accepted)
+def _readable(federation: Federation, round_: Round) -> bool:
+    """Return whether the rule accepted an update of a client other than the adversary."""
+    return any(name != federation.clients[0].name for name in round_.accepted)
 
 
-def _course(setup: Setup) -> FederationRun:
+def _run_of(setup: Setup) -> FederationRun:
     assert setup.federation_run is not None
     return setup.federation_run

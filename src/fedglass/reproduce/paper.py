@@ -74,8 +74,8 @@ class Setup:
     """What a client does to the update before it is sent; the other defences act here."""
     warm_up: WarmUp | None = None
     sizes: tuple[int, ...] = field(default=(), metadata=LATER)
-    """The examples of each client of a round that one of them, the first, looks at; they share no image. Empty where
-    the server looks. `round_of` fills in `examples` and `clients` after it."""
+    """The numbers of examples of the clients of a round that the first of them attacks; they share no image. Empty if
+    the server attacks. `peer_setup` derives `examples` and `clients` from it."""
     federation_run: FederationRun | None = field(default=None, metadata=LATER)
     """Given if the clients train together for many rounds. A draw of the data is then also one of network and
     training, and the first client computes its gradients without a defence."""
@@ -139,7 +139,7 @@ class Baseline:
 
 @dataclass(frozen=True, eq=False)
 class Recreation:
-    """How the rows of a table are run."""
+    """The way to run the rows of a table."""
 
     experiment: Callable[[Row, str, Request], Experiment]
     """Make an experiment from a row, a method and the user's request."""

@@ -1,4 +1,4 @@
-"""Where the clients' images come from: a user's own files, or stand-ins where there are none."""
+"""Populations: the images that clients are drawn from, a user's own files or stand-ins for them."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class DataKind:
-    """What the papers call a data set, and what stands in for it."""
+    """A data set of the papers, and what stands in for it."""
 
     title: str
     shape: tuple[int, int, int]
     classes: int
     whitening: Whitening
     file: str
-    """In a folder of stand-ins."""
+    """File in a folder of stand-ins."""
     images: str
-    """What the file shows."""
+    """Description of the images in the file."""
     embedded: str
     reader: str = "npz"
-    """How the file is read."""
+    """Reader of the file."""
     genuine: bool = False
     """Whether the file holds the paper's own data."""
     split: str = "train"
 
 
 def _photographs(side: int) -> dict[str, DataKind]:
-    """The data that the coarse-to-fine paper has at 224 x 224, at a size of one's own."""
+    """Return the data that the coarse-to-fine paper has at 224 x 224, at another size."""
     shape, mark = (3, side, side), "" if side == PUBLISHED else f"@{side}"
     faces = DataKind(
         "CelebA-HQ", shape, 307, IMAGENET, "orl_faces.npz", "ORL faces of 40 persons (grey)", "photos", "faces"
@@ -61,7 +61,7 @@ def _photographs(side: int) -> dict[str, DataKind]:
 
 
 def _unwhitened(side: int) -> dict[str, DataKind]:
-    """The curious client's ImageNet, whose pixels it does not whiten; the many images of large rounds apart."""
+    """Return the curious client's ImageNet, without whitening; the many images of large rounds are a kind apart."""
     shape, plain = (3, side, side), Whitening((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     few = DataKind(
         "ImageNet", shape, 1000, plain, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
@@ -97,30 +97,30 @@ KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name}
 
 @dataclass(frozen=True)
 class Population:
-    """The images that clients are drawn from. A value of text alone, so that a worker can load it for itself."""
+    """The images that clients are drawn from. It holds text alone, so that a worker can load the images itself."""
 
     kind: str
     source: str
     stand_in: bool
     seed: int = 0
     own_labels: bool = False
-    """Whether a stand-in keeps its labels; drawn ones are sound for an untrained network alone, which knows none."""
+    """Whether a stand-in keeps its labels. Random labels are sound only for an untrained network, which knows none."""
 
     def dataset(self) -> Dataset:
-        """The images; a stand-in's labels may be drawn from as many classes as the paper's data have."""
+        """Return the images; a stand-in's labels may be drawn from as many classes as the paper's data have."""
         return _loaded(self)
 
     def with_own_labels(self) -> Population:
-        """The same images under the labels that they have."""
+        """Return the same images with their own labels."""
         return replace(self, own_labels=self.stand_in)
 
     def client(self, index: int, examples: int | None) -> tuple[str, Tensor, Tensor]:
-        """Name, images and labels of one client: a writer's first images, or any, shuffled for that client."""
+        """Return name, images and labels of one client: a writer's first images, or any, shuffled for that client."""
         self.check(index + 1, examples)
         return _client(self, index, examples)
 
     def apart(self, index: int, sizes: Sequence[int]) -> list[tuple[str, Tensor, Tensor]]:
-        """Name, images and labels of each client of one round, no image with two of them; shuffled for that round."""
+        """Return name, images and labels of each client of one round; they share no image, and rounds are shuffled."""
         self.check(1, sum(sizes))
         data = self.dataset()
         rows = torch.randperm(len(data), generator=stream(self.seed, "round", index))[: sum(sizes)]
@@ -128,11 +128,11 @@ class Population:
         return [(f"client {i} of round {index}", data.images[p], data.labels[p]) for i, p in enumerate(parts)]
 
     def dealt(self, index: int, sizes: Sequence[int], alpha: float) -> list[tuple[str, Tensor, Tensor]]:
-        """Name, images and labels of each client, its classes in shares q ~ Dirichlet(alpha) [Hsu et al., 2019].
+        """Return name, images and labels of each client, its classes in shares q ~ Dirichlet(alpha) [Hsu et al., 2019].
 
         Each class is dealt from one shuffled circle: no image goes to two clients before all of its class are out.
         """
-        data, found = self.dataset(), []
+        data, clients = self.dataset(), []
         draws = np.random.default_rng(derive(self.seed, "shares", index))
         order = torch.randperm(len(data), generator=stream(self.seed, "dealt", index))
         circles = [order[data.labels[order] == label] for label in sorted(set(data.labels.tolist()))]
@@ -142,37 +142,37 @@ class Population:
             taken = [c[(s + torch.arange(n)) % len(c)] for c, s, n in zip(circles, starts, counts, strict=True)]
             rows = torch.cat(taken)[torch.from_numpy(draws.permutation(size))]
             starts = [s + int(n) for s, n in zip(starts, counts, strict=True)]
-            found.append((f"client {i} of run {index}", data.images[rows], data.labels[rows]))
-        return found
+            clients.append((f"client {i} of run {index}", data.images[rows], data.labels[rows]))
+        return clients
 
     def test(self) -> Examples:
-        """Images that no client has; those of embedded stand-ins are among the clients' own."""
+        """Return images that no client has; those of embedded stand-ins are among the clients' own."""
         if self.source == KINDS[self.kind].embedded:
             return sample_examples(self.dataset(), self.seed)
         data = _read(self.source, "test")
         return Examples(data.images, data.labels)
 
     def check(self, clients: int, examples: int | None, together: int = 1) -> None:
-        """Refuse what the data do not suffice for: `together` clients are behind each message.
+        """Raise an error if there are not enough data for so many clients, `together` of them behind each message.
 
-        Every client is another writer: one that is met twice is no new observation.
+        Every client is another writer: the same writer twice would not be a new observation.
         """
-        data, found = self.dataset(), self.writers(examples)
-        if found is None and len(data) < (examples or 1):
+        data, writers = self.dataset(), self.writers(examples)
+        if writers is None and len(data) < (examples or 1):
             raise DataError(
                 f"{data.name}: a client needs {examples} images, but there are {len(data)}: choose rows with fewer "
                 "examples or bring more data with --data."
             )
-        if found is not None and found < clients:
-            raise DataError(_too_few_writers(data.name, found, self.writers() or 0, clients, examples, together))
+        if writers is not None and writers < clients:
+            raise DataError(_too_few_writers(data.name, writers, self.writers() or 0, clients, examples, together))
 
     def writers(self, examples: int | None = None) -> int | None:
-        """How many there are with at least so many images, where the data say who made them."""
+        """Return the number of writers with at least so many images; None if the data have no writers."""
         data = self.dataset()
         return None if data.writers is None else len(_with_enough(data.writers, examples))
 
     def describe(self) -> str:
-        """What the images are, for every table that shows a number from them."""
+        """Describe the images, for every table with numbers from them."""
         kind, data = KINDS[self.kind], self.dataset()
         size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if _sized(self.kind) else ""
         if not self.stand_in:
@@ -183,7 +183,7 @@ class Population:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A hash of the images, their labels and their writers."""
+        """Return a hash of the images, their labels and their writers."""
         data = self.with_own_labels().dataset()
         writers = "" if data.writers is None else of_tensor(data.writers)
         facts = [self.kind, str(self.stand_in), of_tensor(data.images), of_tensor(data.labels), writers]
@@ -191,7 +191,7 @@ class Population:
 
 
 def _with_enough(writers: Tensor, examples: int | None) -> list[int]:
-    """The writers of at least so many images, in order; those of fewer are passed over.
+    """Return the writers of at least so many images, in order.
 
     >>> _with_enough(torch.tensor([7, 2, 2, 7, 5]), 2)
     [2, 7]
@@ -200,20 +200,26 @@ def _with_enough(writers: Tensor, examples: int | None) -> list[int]:
     return sorted(writer for writer, count in counts.items() if count >= (examples or 0))
 
 
-def _too_few_writers(name: str, found: int, whole: int, clients: int, examples: int | None, together: int) -> str:
-    enough = "" if found == whole else f", of whom {found} have {examples} images or more"
-    each = "" if together == 1 else f" ({together} behind each message)"
-    fewer = f"ask for at most --clients {found // together}" if found >= together else "choose rows with fewer examples"
-    fewer += "" if together == 1 else ", or with --rows for those of fewer clients behind a message"
+def _too_few_writers(
+    name: str, enough_writers: int, all_writers: int, clients: int, examples: int | None, together: int
+) -> str:
+    with_enough = "" if enough_writers == all_writers else f", of whom {enough_writers} have {examples} images or more"
+    per_message = "" if together == 1 else f" ({together} behind each message)"
+    fewer = (
+        f"ask for at most --clients {enough_writers // together}"
+        if enough_writers >= together
+        else "choose rows with fewer examples"
+    )
+    fewer += "" if together == 1 else ", or choose with --rows those with fewer clients behind a message"
     return (
-        f"{name}: every client is another writer, and {clients} are needed{each}, but there are {whole}{enough}: "
-        f"{fewer}, or bring more data with --data."
+        f"{name}: every client is another writer, and {clients} are needed{per_message}, but there are "
+        f"{all_writers}{with_enough}: {fewer}, or bring more data with --data."
     )
 
 
 @functools.cache
 def _client(population: Population, index: int, examples: int | None) -> tuple[str, Tensor, Tensor]:
-    """Kept, so that the runs of all methods on one client share its images."""
+    """Return a client's images; they are cached, so that the runs of all methods share them."""
     data = population.dataset()
     name, rows = "random images", torch.arange(len(data))
     if data.writers is not None:
@@ -229,33 +235,33 @@ def _client(population: Population, index: int, examples: int | None) -> tuple[s
 def populations(
     kinds: Sequence[str], data: Sequence[str], stand_ins: Path | None, seed: int, own_labels: bool = False
 ) -> dict[str, Population]:
-    """One population for each kind: the user's data of that shape, or its stand-in, which may keep its labels."""
-    given: dict[str, str] = {}
+    """Return one population for each kind: the user's data of that shape, or a stand-in, which may keep its labels."""
+    source_by_kind: dict[str, str] = {}
     for source in data:
-        kind, place = _given(source, kinds)
+        kind, place = _kind_and_source(source, kinds)
         if kind not in kinds:
             raise UsageError(
-                f"--data {source}: these are {KINDS[kind].title}'s, but the rows chosen need {_in_words(kinds)}: leave "
-                "it out, or choose rows that use it."
+                f"--data {source}: these are {KINDS[kind].title}'s, but the rows chosen need {_describe_kinds(kinds)}: "
+                "leave it out, or choose rows that use it."
             )
-        if kind in given:
+        if kind in source_by_kind:
             raise UsageError(
-                f"--data {given[kind]} and --data {source} are both taken for {KINDS[kind].title}: give one of them, "
-                "or say with a name in front what each is, as in cifar100=PATH."
+                f"--data {source_by_kind[kind]} and --data {source} are both taken for {KINDS[kind].title}: give one "
+                "of them, or put a name in front of each, as in cifar100=PATH."
             )
-        given[kind] = place
-    found = {kind: _population(kind, given.get(kind), stand_ins, seed) for kind in kinds}
+        source_by_kind[kind] = place
+    by_kind = {kind: _population(kind, source_by_kind.get(kind), stand_ins, seed) for kind in kinds}
     if not own_labels:
-        return found
-    if not any(population.stand_in for population in found.values()):
+        return by_kind
+    if not any(population.stand_in for population in by_kind.values()):
         raise UsageError("--own-labels is for stand-ins, but these are the paper's data or your own: leave it out.")
-    return {kind: each.with_own_labels() for kind, each in found.items()}
+    return {kind: each.with_own_labels() for kind, each in by_kind.items()}
 
 
-def _in_words(kinds: Sequence[str]) -> str:
-    """The data sets and their shapes.
+def _describe_kinds(kinds: Sequence[str]) -> str:
+    """Return the data sets and their shapes.
 
-    >>> _in_words(["femnist", "cifar10"])
+    >>> _describe_kinds(["femnist", "cifar10"])
     "FEMNIST's (1, 28, 28) or CIFAR-10's (3, 32, 32)"
     """
     return " or ".join(f"{KINDS[kind].title}'s {KINDS[kind].shape}" for kind in kinds)
@@ -266,40 +272,40 @@ def _population(kind: str, source: str | None, stand_ins: Path | None, seed: int
         return Population(kind, source, stand_in=False, seed=seed)
     if stand_ins is not None and not stand_ins.is_dir():
         raise DataError(f"stand-ins: no such folder: {str(stand_ins)!r}.")
-    known = KINDS[kind]
-    file = None if stand_ins is None else stand_ins / known.file
+    data_kind = KINDS[kind]
+    file = None if stand_ins is None else stand_ins / data_kind.file
     if file is None or not file.exists():
-        return Population(kind, known.embedded, stand_in=True, seed=seed)
-    return Population(kind, f"{known.reader}:{file}", stand_in=not known.genuine, seed=seed)
+        return Population(kind, data_kind.embedded, stand_in=True, seed=seed)
+    return Population(kind, f"{data_kind.reader}:{file}", stand_in=not data_kind.genuine, seed=seed)
 
 
-def _given(source: str, asked: Sequence[str]) -> tuple[str, str]:
-    """The kind of a user's data, from a name in front (`celeba=folder:PATH`) or from their shape, and the source."""
-    name, mark, rest = source.partition("=")
-    if mark and name in {kind.partition("@")[0] for kind in KINDS}:
-        return next((kind for kind in asked if kind.partition("@")[0] == name), name), rest
-    return _kind_of(source, asked), source
+def _kind_and_source(source: str, kinds: Sequence[str]) -> tuple[str, str]:
+    """Return kind and source of a user's data, by a name in front (`celeba=folder:PATH`) or by their shape."""
+    name, equals, path = source.partition("=")
+    if equals and name in {kind.partition("@")[0] for kind in KINDS}:
+        return next((kind for kind in kinds if kind.partition("@")[0] == name), name), path
+    return _kind_of(source, kinds), source
 
 
-def _kind_of(source: str, asked: Sequence[str]) -> str:
+def _kind_of(source: str, kinds: Sequence[str]) -> str:
     data = _read(source)
-    # What is not whitened differs in nothing that images show: it has to be asked for.
-    known = {name: kind for name, kind in KINDS.items() if name in asked or not name.endswith("-plain")}
-    fitting = [name for name, kind in known.items() if kind.shape == data.shape]
+    # Data that are not whitened look like whitened ones: they are taken only if the rows need them.
+    candidates = {name: kind for name, kind in KINDS.items() if name in kinds or not name.endswith("-plain")}
+    fitting = [name for name, kind in candidates.items() if kind.shape == data.shape]
     if not fitting:
         raise DataError(
-            f"--data {source}: its images have shape {data.shape}; expected {_in_words(asked)}. Photographs are "
-            "brought to size where their data set is named, as in celeba=folder:PATH."
+            f"--data {source}: its images have shape {data.shape}; expected {_describe_kinds(kinds)}. Photographs are "
+            "resized if their data set is named, as in celeba=folder:PATH."
         )
-    # Of CIFAR-10 and CIFAR-100 the one that is asked for, or the smaller one that has all the classes.
-    wanted = [name for name in fitting if name in asked] or fitting
+    # Of CIFAR-10 and CIFAR-100 the one that the rows need, or the smaller one that has all the classes.
+    wanted = [name for name in fitting if name in kinds] or fitting
     return min(wanted, key=lambda name: (KINDS[name].classes < data.classes, KINDS[name].classes))
 
 
 @functools.cache
 def _read(source: str, split: str = "train", side: int | None = None) -> Dataset:
-    found = None if side is None else read_samples(source, side)
-    return load(source, split=split, size=side) if found is None else found
+    samples = None if side is None else read_samples(source, side)
+    return load(source, split=split, size=side) if samples is None else samples
 
 
 @functools.lru_cache(maxsize=8)
@@ -320,15 +326,15 @@ def _loaded(population: Population) -> Dataset:
 
 
 def _sized(kind: str) -> bool:
-    """Whether the images are brought to their size here; those of the other data sets have one of their own."""
+    """Return whether the images are resized here; other data sets have a size of their own."""
     return KINDS[kind].shape[1] > 32 or "@" in kind
 
 
 def _photo_crops() -> Dataset:
-    """Each embedded photograph whole and in 9 crops, all mirrored too: 480 images of 32x32."""
-    whole, data = photos().resized(32), photos()
+    """Return each embedded photograph whole and in 9 crops, all mirrored too: 480 images of 32x32."""
+    resized, data = photos().resized(32), photos()
     steps = range(0, 33, 16)
     crops = [data.images[:, :, y : y + 32, x : x + 32] for y in steps for x in steps]
-    images = torch.cat([whole.images, *crops])
+    images = torch.cat([resized.images, *crops])
     both = torch.cat([images, images.flip(-1)])
-    return replace(whole, name="photo crops", images=both, labels=data.labels.repeat(2 * (1 + len(crops))))
+    return replace(resized, name="photo crops", images=both, labels=data.labels.repeat(2 * (1 + len(crops))))

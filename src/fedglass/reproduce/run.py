@@ -1,4 +1,4 @@
-"""Run what a re-creation still lacks: warm-ups first, the rest is the audit's engine."""
+"""Run the unfinished cases of a re-creation: first the warm-ups, each once in a directory, then the audit's engine."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ from fedglass.reproduce.populations import Population
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
 
-# Networks that are trained before the round that is attacked, each once in a directory.
-
-
 TRAINED = "trained"
 MOST_WRITERS = 100
-"""Clients that a warm-up draws from, where the data have more writers."""
+"""Clients that a warm-up draws from, if the data have more writers."""
 
 
 def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Path | None:
-    """Where the trial's network is kept after its warm-up, or after fewer rounds of it; none without a warm-up."""
+    """Return the file of the trial's network after its warm-up, or after fewer rounds of it; None without a warm-up."""
     setup = trial.experiment.setup
     if setup.warm_up is None:
         return None
@@ -53,7 +50,7 @@ def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Pa
 
 
 def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[TrialCase]:
-    """The cases whose network is still to be trained, one for each network."""
+    """Return one case for each network that is not trained yet."""
     warm = {path: case for case in cases if (path := network_file(case.subject, directory)) is not None}
     return [case for path, case in warm.items() if not path.is_file()]
 
@@ -61,7 +58,7 @@ def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[T
 def trained_network(
     trial: Trial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
-    """The network after the trial's warm-up, which is trained here where it has no file yet; none without a warm-up."""
+    """Return the network after the trial's warm-up, trained here if it has no file yet; None without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
     path = network_file(trial, directory)
     if path is None:
@@ -85,7 +82,7 @@ def warm_up_network(
     weights: str | None = None,
     answers: TrainClients = train_sequentially,
 ) -> nn.Module:
-    """The network after the rounds of the setup's warm-up, some of which may be `done` and have left `weights`."""
+    """Train a network for the rounds of the setup's warm-up; `weights` is its file after `done` of them."""
     model, warm_up = network_of(setup, seed, weights), setup.warm_up
     if warm_up is None:
         return model
@@ -101,16 +98,16 @@ def warm_up_network(
 
 
 def warm_up_clients(warm_up: WarmUp, population: Population) -> list[Client]:
-    """The clients that a warm-up calls some of in each round."""
-    found = population.writers(warm_up.examples)
+    """Return the clients of a warm-up; each round calls some of them."""
+    writers = population.writers(warm_up.examples)
     population.check(1, warm_up.examples)
-    count = MOST_WRITERS if found is None else min(found, MOST_WRITERS)
+    count = MOST_WRITERS if writers is None else min(writers, MOST_WRITERS)
     members = (population.client(i, warm_up.examples) for i in range(count))
     return [Client(name, images, labels) for name, images, labels in members]
 
 
 def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
-    """The longest of the shorter warm-ups that are there: one of 10 rounds goes through that of 5."""
+    """Return rounds and file of the longest shorter warm-up that is there: one of 10 rounds continues that of 5."""
     warm_up = trial.experiment.setup.warm_up
     for rounds in range(0 if warm_up is None else warm_up.rounds - 1, 0, -1):
         path = network_file(trial, directory, rounds)
@@ -120,7 +117,7 @@ def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
 
 
 def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: AuditProgress) -> dict[str, Record]:
-    """Run the unfinished cases; the records of all of them by key. Failed ones are tried again.
+    """Run the unfinished cases, and failed ones again; return the records of all cases by key.
 
     One command at a time in a directory: two would run the same cases and train the same networks twice.
     """
@@ -140,17 +137,17 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
 def _networks(
     cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: TrainClients
 ) -> dict[Path | None, TrainedNetwork | None]:
-    """By file the networks that the cases start from, which are trained before, since the cases share them."""
-    found: dict[Path | None, TrainedNetwork | None] = {None: None}
+    """Train the networks that the cases start from, which they share; return them by file."""
+    networks: dict[Path | None, TrainedNetwork | None] = {None: None}
     for trial in (case.subject for case in cases):
         path, network = network_file(trial, directory), trial.experiment.setup.network
 
         def trained(done: int, total: int, network: str = network) -> None:
             progress.trained(f"{network} for {total} rounds", done, total)
 
-        if path not in found:
-            found[path] = trained_network(trial, directory, trained, answers)
-    return found
+        if path not in networks:
+            networks[path] = trained_network(trial, directory, trained, answers)
+    return networks
 
 
 def _work(case: TrialCase, network: TrainedNetwork | None) -> Work:

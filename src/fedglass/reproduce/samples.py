@@ -1,4 +1,4 @@
-"""Photographs that stand for the data of the coarse-to-fine paper, brought to squares of one size."""
+"""Photographs that stand in for the data of the coarse-to-fine paper, as squares of one size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAINED = ("nct_crc*", "tcga_crc*")
 
 
 def read_listed(path: Path, side: int) -> Dataset:
-    """Pictures of one folder, with their classes in labels.csv beside them (columns file, class_index)."""
+    """Read the pictures of one folder, with their classes in its labels.csv (columns file, class_index)."""
     table = contents(path / LABELS, 1 << 20).decode("utf-8", "replace")
     rows = list(csv.DictReader(io.StringIO(table)))[:MOST_ROWS]
     images, labels = [], []
@@ -41,21 +41,21 @@ def read_listed(path: Path, side: int) -> Dataset:
 
 
 def read_tiles(path: Path, side: int) -> Dataset:
-    """Overlapping squares of 256 pixels of stained tissue, each also mirrored; all of one class."""
+    """Read overlapping squares of 256 pixels of stained tissue, each also mirrored; all of one class."""
     files = sorted(file for pattern in STAINED for file in path.glob(pattern))
     cut = [square(tile, side) for file in files for tile in _cut(read_picture(file, None))]
     return _dataset(path.name, [*cut, *(tile.flip(-1) for tile in cut)], torch.zeros(2 * len(cut), dtype=torch.int64))
 
 
 def read_faces(path: Path, side: int) -> Dataset:
-    """Grey faces in three equal channels, the central square of each."""
+    """Read grey faces in three equal channels, the central square of each."""
     data = read_npz(path)
     images = [square(image.expand(3, -1, -1), side) for image in data.images]
     return _dataset(data.name, images, data.labels)
 
 
 def enlarged_photos(path: Path, side: int) -> Dataset:
-    """The embedded photographs and their mirror images, enlarged."""
+    """Return the embedded photographs and their mirror images, enlarged."""
     data = photos().resized(side)
     both = torch.cat([data.images, data.images.flip(-1)])
     return replace(data, images=both, labels=data.labels.repeat(2))
@@ -70,7 +70,7 @@ READERS: Mapping[str, Callable[[Path, int], Dataset]] = {
 
 
 def read_samples(source: str, side: int) -> Dataset | None:
-    """The pictures of a source such as `faces:PATH`; None where the source is of another kind.
+    """Read the pictures of a source such as `faces:PATH`; return None if the source is of another kind.
 
     >>> len(read_samples("photos", 96))
     48
@@ -80,16 +80,16 @@ def read_samples(source: str, side: int) -> Dataset | None:
 
 
 def square(image: Tensor, side: int) -> Tensor:
-    """The central square, brought to a size with an anti-aliasing filter.  # (c, h, w) -> (c, side, side)"""
+    """Return the central square, resized with an anti-aliasing filter.  # (c, h, w) -> (c, side, side)"""
     height, width = image.shape[1:]
     short = min(height, width)
-    top, left = (height - short) // 2, (width - short) // 2
-    middle = image[None, :, top : top + short, left : left + short]
+    first_row, first_column = (height - short) // 2, (width - short) // 2
+    middle = image[None, :, first_row : first_row + short, first_column : first_column + short]
     return functional.interpolate(middle, (side, side), mode="bilinear", antialias=True).clamp(0, 1)[0]
 
 
 def _cut(image: Tensor) -> list[Tensor]:
-    """Squares of 256 pixels at every 128; a smaller picture stays whole."""
+    """Cut squares of 256 pixels at every 128; a smaller picture is not cut."""
     height, width = image.shape[1:]
     if min(height, width) < TILE:
         return [image]

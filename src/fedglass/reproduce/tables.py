@@ -1,4 +1,4 @@
-"""The published tables and figures as data: what the papers print, row by row.
+"""The published tables and figures as data, row by row, and the user's request for a re-creation.
 
 Nothing here computes anything, and nothing here imports torch: listing the tables must be quick.
 """
@@ -16,32 +16,29 @@ from typing import Any
 
 from fedglass.core.errors import UsageError, unknown_name
 
-# What the user asked of a re-creation, beside its table. Nothing here imports torch.
-
-
 PUBLISHED, REDUCED = 224, 96
-"""Sides of photographs: those of the papers, and those that a CPU can bear."""
+"""Sides of photographs: of the papers, and small enough for a CPU."""
 CURIOUS_SIDES = (32, 64, 128)
-"""Those of the curious client, whose own is the last."""
+"""Sides of the curious client's images; the paper has the last."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Changes to the published procedure; None keeps what the paper's release does."""
+    """Changes to the published procedure; None keeps that of the paper's release."""
 
     iterations: int | None = None
     restarts: int = 1
-    """Of each attack, where the paper restarts."""
+    """Restarts of each attack, if the paper restarts."""
     side: int = REDUCED
-    """Of pictures that the papers have at 224 x 224 or 128 x 128."""
+    """Side of pictures that the papers have at 224 x 224 or 128 x 128."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Trained networks by name -> safetensors file."""
     images: int | None = None
-    """Of each client, in place of the 16 of the curious client; its other sizes change in proportion."""
+    """Images of each client (curious client: 16; its other sizes scale with it)."""
     own_labels: bool = False
     """Whether stand-ins keep their labels."""
     rounds: int | None = None
-    """That a federation is trained for, where the paper does not say how many."""
+    """Rounds of a federation, if the paper does not specify them."""
 
 
 FIGURES = "figures"
@@ -50,7 +47,7 @@ Setting = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as a paper prints it, with its spread where it prints one."""
+    """A number as a paper prints it, with its spread if it prints one."""
 
     mean: float
     spread: float | None = None
@@ -58,7 +55,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a column measures."""
+    """The title of a column of numbers, and its decimal places."""
 
     title: str
     digits: int
@@ -66,16 +63,16 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a table: its setting, and what was measured there by each method."""
+    """One row of a table: its setting, and the numbers of each method."""
 
     number: int
     """Counted from 1, as in the paper."""
     setting: Setting
     values: Mapping[str, Mapping[str, Printed | str | None]]
-    """Method -> measure -> what is printed; None where the paper has no number."""
+    """Method -> measure -> the printed number; None if the paper has none."""
 
     def parts(self) -> list[Row]:
-        """The row itself, or one row for each setting that it is the average of, where fields are lists.
+        """Return the row itself, or one row for each setting that it is the average of, if fields are lists.
 
         >>> [part.setting for part in Row(1, {"init": ["normal", "uniform"], "batch": 1}, {}).parts()]
         [{'init': 'normal', 'batch': 1}, {'init': 'uniform', 'batch': 1}]
@@ -99,19 +96,19 @@ class Table:
     measures: Mapping[str, Measure]
     rows: Sequence[Row]
     spread: str | None = None
-    """What stands after ±: `standard error` or `standard deviation`."""
+    """Meaning of the number after ±: `standard error` or `standard deviation`."""
     clients: int = 100
-    """How many the paper averages over; 0 where it does not say."""
+    """Clients that the paper averages over; 0 if it does not say."""
     notes: Sequence[str] = ()
     default: Mapping[str, int] = field(default_factory=dict)
-    """Clients and iterations that fit about an hour on 2 cores, where the published numbers are beyond that."""
+    """Clients and iterations that take about an hour on 2 cores, if the published numbers take more."""
     also: Sequence[str] = ()
-    """Methods that are run beside the paper's where none are asked for."""
+    """Methods that are run in addition to the paper's if the user names none."""
     drawn_over: Mapping[str, Any] = field(default_factory=dict)
-    """What the measures are drawn over: the field `x` of the setting, its `title`, whether `log`, the `places` of what
-    is no number, the fields that change `along` with it, and those by which `panels` are drawn apart."""
+    """The axis of the charts: the field `x` of the setting, its `title`, whether `log`, the `places` of values that are
+    not numbers, the fields that change `along` with it, and the fields of separate `panels`."""
     drawn_along: Mapping[str, str] = field(default_factory=dict)
-    """Measures that were also taken on the way to the end, and along what."""
+    """Measures that were also taken during the training, and the title of that axis."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class Figure:
 
 
 def names() -> dict[str, str]:
-    """Every table and figure with its title, those of one paper together.
+    """Return every table and figure with its title, those of one paper together.
 
     >>> names()["dlfa-table2"]
     'Labels wrong of 50, counts recovered from the update'
@@ -139,7 +136,7 @@ def names() -> dict[str, str]:
 
 @functools.cache
 def table(name: str) -> Table:
-    """The published table of that name.
+    """Return the published table of that name.
 
     >>> table("dlfa-table1").rows[3].values["prior"]["psnr"]
     Printed(mean=21.5, spread=None)
@@ -149,12 +146,12 @@ def table(name: str) -> Table:
     content = _content(name)
     measures = {key: Measure(**value) for key, value in content["measures"].items()}
     rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
-    told = {key: value for key, value in content.items() if key != "fixed"}
-    return Table(**{**told, "measures": measures, "rows": rows})
+    fields = {key: value for key, value in content.items() if key != "fixed"}
+    return Table(**{**fields, "measures": measures, "rows": rows})
 
 
 def figure(name: str) -> Figure:
-    """The figure of that name; a table is the figure of all of its rows.
+    """Return the figure of that name; a table is the figure of all of its rows.
 
     >>> figure("sme-figure5")
     Figure(name='sme-figure5', title='images at E = 20, N = 50', table='sme-table2', rows=(5, 11), methods=())
@@ -166,7 +163,7 @@ def figure(name: str) -> Figure:
 
 
 def choose_rows(of: Table, wanted: Sequence[str]) -> list[Row]:
-    """The rows that any of the choices names: `3`, `2-5`, `1,4`, or `dataset=FEMNIST,epochs=10`; all without any.
+    """Return the rows that any choice names: `3`, `2-5`, `1,4`, or `dataset=FEMNIST,epochs=10`; all without choices.
 
     >>> [row.number for row in choose_rows(table("dlfa-table1"), ["1,3-4", "dataset=CIFAR100,steps=500"])]
     [1, 3, 4, 10]
@@ -182,8 +179,8 @@ def _chosen(of: Table, choice: str) -> Iterator[int]:
         yield from _by_setting(of, choice)
         return
     for part in choice.split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
         if not 1 <= first <= last <= len(of.rows):
             raise UsageError(
                 f"rows must be numbers from 1 to {len(of.rows)}, such as 1,3-4, or fields of the setting, such as "
@@ -194,14 +191,14 @@ def _chosen(of: Table, choice: str) -> Iterator[int]:
 
 def _by_setting(of: Table, choice: str) -> list[int]:
     wanted = dict(term.strip().partition("=")[::2] for term in choice.split(","))
-    known = of.rows[0].setting
+    fields = of.rows[0].setting
     for name in wanted:
-        if name not in known:
-            raise UsageError(f"rows: {unknown_name('field', name, known)}")
-    found = [r.number for r in of.rows if all(str(r.setting[k]).lower() == v.lower() for k, v in wanted.items())]
-    if not found:
+        if name not in fields:
+            raise UsageError(f"rows: {unknown_name('field', name, fields)}")
+    numbers = [r.number for r in of.rows if all(str(r.setting[k]).lower() == v.lower() for k, v in wanted.items())]
+    if not numbers:
         raise UsageError(f"rows: no row of {of.name} has {choice}: see `fedglass reproduce list {of.name}`.")
-    return found
+    return numbers
 
 
 def _example(of: Table) -> str:
@@ -236,6 +233,6 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def _order(name: str) -> tuple[str, str, int]:
-    """Tables before figures before what papers call otherwise, and 2 before 10."""
+    """Return a sort key: tables, figures, then other names, and 2 before 10."""
     paper, kind, number = re.fullmatch(r"(\w+)-([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr] # our names
     return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)

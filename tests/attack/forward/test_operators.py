@@ -20,7 +20,7 @@ from fedglass.core.types import Candidate, Observation, Training, Unknown
 from fedglass.federation.federation import observe
 from fedglass.federation.views import AggregateView, Knows
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.fl.trajectory import Memory
+from fedglass.fl.trajectory import TrajectoryMemory
 
 FEDAVG = Training(0.2, epochs=3, batch_size=2)
 
@@ -189,7 +189,7 @@ def test_the_budget_changes_memory_not_the_result(
     monkeypatch: pytest.MonkeyPatch, seen: Observation, candidate: Candidate
 ) -> None:
     found = []
-    for memory in (Memory(graphs=True), Memory(), Memory(every=3)):
+    for memory in (TrajectoryMemory(graphs=True), TrajectoryMemory(), TrajectoryMemory(every=3)):
         monkeypatch.setattr("fedglass.attack.forward.unroll.fit", lambda *_, chosen=memory: chosen)
         found.append(message(Unroll(), seen, candidate))
     assert torch.equal(found[0], found[1])

@@ -197,7 +197,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "text for a number": (edit(CONFIG, width="many"), "whole numbers"),
     "too much memory": (edit(CONFIG, width=1024), "more than .* can hold"),
     "other sizes": (edit(CONFIG, latent=2), "architecture"),
-    "endless config": (lambda f: (f / CONFIG).write_text("[" * 100_000), "can not be read as JSON"),
+    "endless config": (lambda f: (f / CONFIG).write_text("[" * 100_000), "cannot be read as JSON"),
     "cut weights": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-50]), "safetensors"),
     "a pickle": (lambda f: (f / WEIGHTS).write_bytes(b"\x80\x04" + b"x" * 99_999), "safetensors"),
     "NaN": (spoilt, "NaN or infinity"),

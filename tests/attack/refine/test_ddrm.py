@@ -102,7 +102,7 @@ def test_images_of_another_shape_are_refused_before_and_at_work() -> None:
             UsageError, match=r"'glyphs' makes images of 1 x 28 x 28 .* these are 3 x 32 x 32: train one"
         ):
             act()
-    with pytest.raises(UsageError, match="can not be reduced by the factor 8"):
+    with pytest.raises(UsageError, match="cannot be reduced by the factor 8"):
         ddrm(factor=8).check(given(torch.zeros(1, 1, 28, 28)).knows)
 
 

@@ -133,7 +133,7 @@ def test_images_of_another_shape_are_refused(kind: str, folder: Path, latent_fol
 def test_a_model_that_can_not_be_told_a_class_is_refused(tmp_path: Path) -> None:
     net = UNet((1, 8, 8), widths=(8, 8))
     save_folder(tmp_path, net, net.state_dict(), Denoiser(net))
-    with pytest.raises(UsageError, match=r"can not be told a class: train one with .* --kind transformer"):
+    with pytest.raises(UsageError, match=r"takes no class: train one with .* --kind transformer"):
         mde(str(tmp_path)).check(given().knows)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.schedules import Constant, ExponentialDecay, Last, Lowest, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import Constant, ExponentialDecay, Last, Lowest, RateSchedule, StepDecay
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Unknown
@@ -53,7 +53,7 @@ def by_torch(
 @pytest.mark.parametrize("make", [Adam, SignedAdam])
 @pytest.mark.parametrize("schedule", [Constant(), StepDecay(), ExponentialDecay(0.9, 5)], ids=repr)
 @pytest.mark.parametrize("iterations", [1, 2, 3, 40])
-def test_step_by_step_the_same_as_torch(make: type[Spec], schedule: Schedule, iterations: int) -> None:
+def test_step_by_step_the_same_as_torch(make: type[Spec], schedule: RateSchedule, iterations: int) -> None:
     spec = make(rate=0.05, iterations=iterations, schedule=schedule, betas=(0.8, 0.97), eps=1e-6)
     found = spec.minimise(Problem(start(), rosenbrock), no_progress)
     tensors, energies = by_torch(spec, start(), rosenbrock)

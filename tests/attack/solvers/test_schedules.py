@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, Schedule, StepDecay
+from fedglass.attack.solvers.schedules import Constant, CosineDecay, ExponentialDecay, RateSchedule, StepDecay
 from fedglass.recipes.sme import PUBLISHED_STEPS
 
 
@@ -27,7 +27,7 @@ def test_the_decay_of_dlfa_is_continuous(by: float, every: int) -> None:
 @pytest.mark.parametrize(
     "schedule", [Constant(), StepDecay(), ExponentialDecay(0.9), CosineDecay(), CosineDecay(0.4, 0.1)], ids=repr
 )
-def test_schedules_start_at_one_and_never_rise(schedule: Schedule) -> None:
+def test_schedules_start_at_one_and_never_rise(schedule: RateSchedule) -> None:
     factors = [schedule.factor(k, 77) for k in range(77)]
     assert factors[0] == 1.0
     assert all(0 < b <= a for a, b in pairwise(factors))

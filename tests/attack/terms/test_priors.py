@@ -18,12 +18,12 @@ from fedglass.attack.terms.priors import (
     ClipPenalty,
     ConvMax,
     ConvMean,
+    EpochSummary,
     Max,
     Mean,
     PixelVariation,
     RelativeVariation,
     SquaredEpochPrior,
-    Summary,
     TotalVariation,
     UsualContrast,
     random_kernel,
@@ -151,7 +151,7 @@ def test_the_clip_penalty_counts_excursions_of_pixels() -> None:
     assert float(energy(ClipPenalty(low=-0.25, high=1.5), at(WHITENING.whiten(pixels)))) == pytest.approx(0, abs=1e-24)
 
 
-def slow_summary(summary: Summary, epoch: Tensor) -> Tensor:
+def slow_summary(summary: EpochSummary, epoch: Tensor) -> Tensor:
     """g of one epoch's images, image by image.  # (n, c, h, w)"""
     if isinstance(summary, ConvMean | ConvMax):
         kernel = random_kernel(summary.channels, summary.seed, at(epoch[None])[0])
@@ -163,7 +163,7 @@ def slow_summary(summary: Summary, epoch: Tensor) -> Tensor:
 @pytest.mark.parametrize("summary", SUMMARIES, ids=repr)
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 @pytest.mark.parametrize("power", [1, 2])
-def test_the_epoch_prior_is_the_double_loop_over_epochs(summary: Summary, epochs: int, power: int) -> None:
+def test_the_epoch_prior_is_the_double_loop_over_epochs(summary: EpochSummary, epochs: int, power: int) -> None:
     images = drawn(epochs, 3, 2, 5, 4)
     g = [slow_summary(summary, epoch) for epoch in images]
     slow = sum((a - b).abs().pow(power).mean() for a, b in product(g, g)) / epochs**2
@@ -173,7 +173,7 @@ def test_the_epoch_prior_is_the_double_loop_over_epochs(summary: Summary, epochs
 
 @pytest.mark.parametrize("summary", SUMMARIES, ids=repr)
 @pytest.mark.parametrize("make", [AbsoluteEpochPrior, SquaredEpochPrior])
-def test_the_epoch_prior_ignores_the_order_of_images_and_epochs(summary: Summary, make: Any) -> None:
+def test_the_epoch_prior_ignores_the_order_of_images_and_epochs(summary: EpochSummary, make: Any) -> None:
     images = drawn(4, 5, 2, 4, 4)
     here = energy(make(summary), at(images))
     shuffled = torch.stack([epoch[torch.randperm(5, generator=stream(i, "o"))] for i, epoch in enumerate(images)])

@@ -94,7 +94,7 @@ def dense_layers(observation: Observation) -> list[DenseUpdate]:
 
 
 def decay_factor(observation: Observation) -> float:
-    """Return the factor by which the declared training shrinks a weight that has no gradient."""
+    """Return the factor to which the declared training shrinks a weight of 1 that has no gradient."""
     training, steps = observation.knows.training, observation.knows.local_steps
     if training is None or steps is None:
         return 1.0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import RowRatios, fit_rank_one, spectrum, stack_update
+from fedglass.attack.exact.rows import RowRatios, fit_rank_one, stack_update, truncated_svd
 from fedglass.attack.exact.sparse import Accept, ReluLayer, SparseInputs, proved_inputs, sparse_inputs
 from fedglass.attack.exact.verify import Fit, ReplayableMessage, ReplayFit, best_label, fit_layer, message_of
 from fedglass.core.registry import register
@@ -233,7 +233,7 @@ def _layer_inputs(layer: DenseUpdate, rows: RowRatios, knows: Knowledge) -> Tens
     # (m, d)
     """
     sent = layer.stacked()
-    factor = spectrum(sent, knows.examples)
+    factor = truncated_svd(sent, knows.examples)
     if layer.relu and layer.bias_before is not None and factor.rank == knows.examples:
         inputs = proved_inputs(sent, factor, _relu_layer(layer, knows), torch.cat([rows.inputs, rows.ratios]))
         if len(inputs):
@@ -303,7 +303,7 @@ class Spear:
 def _batch_inputs(layer: DenseUpdate, knows: Knowledge, search: SearchBudget, accept: Accept) -> SparseInputs:
     """Search for the inputs of all examples; return those on which rows agree if the search finds none."""
     sent, rows = layer.stacked(), layer.ratios()
-    factor = spectrum(sent, knows.examples)
+    factor = truncated_svd(sent, knows.examples)
     details: Details = {"rank": factor.rank, "groups": len(rows.inputs)}
     if factor.rank == knows.examples:
         candidates = torch.cat([rows.inputs, rows.ratios])

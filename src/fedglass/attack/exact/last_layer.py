@@ -39,7 +39,7 @@ from fedglass.attack.exact.cut import (
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import spectrum, with_ones
+from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
 from fedglass.core.errors import UsageError
@@ -250,7 +250,7 @@ def _last_inputs(
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
     sent = layer.stacked()
-    factors = spectrum(sent, count)
+    factors = truncated_svd(sent, count)
     if factors.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
         return None
     # If the equations hold only roughly, other starts end no better.

@@ -57,12 +57,12 @@ class UpdateMatrix:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class TruncatedSVD:
     """The singular values of [U | v] that stand out of the rounding, with their vectors."""
 
-    left: Tensor  # (h, rank)
+    left_vectors: Tensor  # (h, rank)
     values: Tensor  # (rank,)
-    right: Tensor  # (rank, d + 1)
+    right_vectors: Tensor  # (rank, d + 1)
     excess_noise: float
     """The size of the remaining singular values, relative to the rounding that was expected."""
 
@@ -179,9 +179,9 @@ def with_ones(inputs: Tensor) -> Tensor:
     return torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
 
 
-def spectrum(sent: UpdateMatrix, most: int | None = None) -> Spectrum:
+def truncated_svd(sent: UpdateMatrix, most: int | None = None) -> TruncatedSVD:
     """Return the singular values of [U | v] that stand out of the rounding, at most `most`, and their vectors."""
-    left, values, right = _singular(sent.matrix, most)
+    left_vectors, values, right_vectors = _singular(sent.matrix, most)
     h, d = sent.matrix.shape
     size = float(sent.error.square().mean().sqrt())
     floor = size * (math.sqrt(h) + math.sqrt(d))
@@ -190,7 +190,9 @@ def spectrum(sent: UpdateMatrix, most: int | None = None) -> Spectrum:
     rank = min(int((values > STANDS_OUT * floor).sum()), len(values) if most is None else most)
     remainder = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
     noise_size = math.sqrt(max(remainder, 0.0) / max(1, (h - rank) * (d - rank)))
-    return Spectrum(left[:, :rank], values[:rank], right[:rank], noise_size / size if size and noise_size else 1.0)
+    return TruncatedSVD(
+        left_vectors[:, :rank], values[:rank], right_vectors[:rank], noise_size / size if size and noise_size else 1.0
+    )
 
 
 def _singular(matrix: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.exact.method import Details, SearchBudget
-from fedglass.attack.exact.rows import Spectrum, UpdateMatrix, with_ones
+from fedglass.attack.exact.rows import TruncatedSVD, UpdateMatrix, with_ones
 from fedglass.attack.exact.verify import activation_pattern, fit_layer
 
 DRAWS = 4096
@@ -65,23 +65,23 @@ class SparseInputs:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """[U | v] = left right, without the rows of units that are off for every example."""
+    """[U | v] = left_factor right_factor, without the rows of units that are off for every example."""
 
-    left: Tensor  # (h, b), orthonormal columns
-    right: Tensor  # (b, d + 1)
+    left_factor: Tensor  # (h, b), orthonormal columns
+    right_factor: Tensor  # (b, d + 1)
     noise: Tensor  # (h,), rounding of each row's entries
     values: Tensor  # (b,), singular values
     alive: Tensor  # (units,), True for these rows
 
     def zeros(self, columns: Tensor, times: float) -> Tensor:
         """Mark the entries of L q that are zero up to rounding.  # (n, b) -> (h, n)"""
-        return (self.left @ columns.T).abs() <= times * self.rounding(columns)
+        return (self.left_factor @ columns.T).abs() <= times * self.rounding(columns)
 
     def promising(self, columns: Tensor) -> Tensor:
         """Mark columns with more zeros in a sample of rows than the rows that made them explain.  # (n, b) -> (n,)"""
-        every = max(1, len(self.left) // PREVIEW_ROWS)
-        preview = replace(self, left=self.left[::every], noise=self.noise[::every])
-        expected = columns.shape[1] * len(preview.left) / len(self.left)
+        every = max(1, len(self.left_factor) // PREVIEW_ROWS)
+        preview = replace(self, left_factor=self.left_factor[::every], noise=self.noise[::every])
+        expected = columns.shape[1] * len(preview.left_factor) / len(self.left_factor)
         return preview.zeros(columns, LOOSE).sum(0) > expected + 3 * math.sqrt(expected)
 
     def rounding(self, columns: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class _Factors:
         The density of a coordinate of a random direction in b dimensions is sqrt(b / 2 pi) at zero.
         """
         rank = len(self.values)
-        relative = times * self.rounding(columns) / self.left.norm(dim=1)[:, None]
+        relative = times * self.rounding(columns) / self.left_factor.norm(dim=1)[:, None]
         mean: Tensor = (relative * math.sqrt(2 * rank / math.pi)).clamp(max=1.0).sum(0)
         return mean + 6 * mean.sqrt() + 3 + rank - 1
 
@@ -144,7 +144,7 @@ Accept = Callable[[Tensor], bool]
 
 def sparse_inputs(
     sent: UpdateMatrix,
-    factor: Spectrum,
+    factor: TruncatedSVD,
     layer: ReluLayer,
     candidates: Tensor,
     search: SearchBudget,
@@ -165,7 +165,7 @@ def sparse_inputs(
     return SparseInputs(columns.inputs, columns.guesses, complete, columns.residual, details)
 
 
-def proved_inputs(sent: UpdateMatrix, factor: Spectrum, layer: ReluLayer, candidates: Tensor) -> Tensor:
+def proved_inputs(sent: UpdateMatrix, factor: TruncatedSVD, layer: ReluLayer, candidates: Tensor) -> Tensor:
     """Return the candidates that are inputs of the layer, proved by their inactive units.  # (n, d) -> (m, d)
 
     Rows of units that are off for an example hold only the other examples, so they have the rank b - 1. The inactive
@@ -176,11 +176,13 @@ def proved_inputs(sent: UpdateMatrix, factor: Spectrum, layer: ReluLayer, candid
     return columns.inputs
 
 
-def _factors(sent: UpdateMatrix, factor: Spectrum) -> _Factors:
+def _factors(sent: UpdateMatrix, factor: TruncatedSVD) -> _Factors:
     noise = sent.noise * factor.excess_noise
     alive = sent.matrix.norm(dim=1) > TIGHT * noise * math.sqrt(sent.matrix.shape[1])
     # The omitted rows are only rounding, so the others keep the singular vectors.
-    return _Factors(factor.left[alive], factor.values[:, None] * factor.right, noise[alive], factor.values, alive)
+    return _Factors(
+        factor.left_vectors[alive], factor.values[:, None] * factor.right_vectors, noise[alive], factor.values, alive
+    )
 
 
 @dataclass(eq=False)
@@ -249,7 +251,7 @@ class _ColumnSearch:
             self.proofs = torch.cat([self.proofs, inputs[i : i + 1]])
             self.columns = torch.cat([self.columns, columns[i : i + 1]])
             # More zeros than any other column can have: a proved column comes first.
-            any_new |= self.basis.offer(columns[i], len(self.factors.left) + 1)
+            any_new |= self.basis.offer(columns[i], len(self.factors.left_factor) + 1)
         return any_new
 
     def _consistent(self) -> Tensor:
@@ -263,7 +265,7 @@ class _ColumnSearch:
 
     def _completed(self) -> Tensor:
         """Return all inputs, if the columns are right: [X | 1] = Q^-1 R.  # (b, d)"""
-        augmented: Tensor = torch.linalg.solve(torch.stack(self.basis.columns, 1), self.factors.right)
+        augmented: Tensor = torch.linalg.solve(torch.stack(self.basis.columns, 1), self.factors.right_factor)
         return augmented[:, :-1] / augmented[:, -1:]
 
     def _explained(self, inputs: Tensor) -> bool:
@@ -279,7 +281,7 @@ class _ColumnSearch:
 
 def _coordinates(factors: _Factors, inputs: Tensor) -> Tensor:
     """Return the inputs in the coordinates of the rows of L, with unit length.  # (m, d) -> (m, b)"""
-    return normalize(with_ones(inputs) @ factors.right.T / factors.values.square(), dim=1)
+    return normalize(with_ones(inputs) @ factors.right_factor.T / factors.values.square(), dim=1)
 
 
 def _prove_columns(factors: _Factors, layer: ReluLayer, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,7 +292,7 @@ def _prove_columns(factors: _Factors, layer: ReluLayer, inputs: Tensor) -> tuple
     rank = len(factors.values)
     on, off = (states[factors.alive] for states in activation_pattern(inputs, layer.before, layer.after))  # (h, n)
     # In units of rounding, so that all coordinates are rounded alike.
-    rows = factors.left * factors.values / factors.noise[:, None]
+    rows = factors.left_factor * factors.values / factors.noise[:, None]
     squares = off.T.double() @ (rows[:, :, None] * rows[:, None]).flatten(1)
     kernels = torch.linalg.eigh(squares.view(-1, rank, rank)).eigenvectors[:, :, 0] * factors.values
     zero = factors.zeros(normalize(kernels, dim=1), LOOSE)
@@ -321,12 +323,12 @@ def _prove_column(factors: _Factors, rows: Tensor, on: Tensor, off: Tensor, stri
 
 def _random_kernels(factors: _Factors, proved: Tensor, generator: torch.Generator) -> Tensor:
     """Return vectors that are orthogonal to random rows of L and to the proved inputs.  # (n, b)"""
-    h, rank = factors.left.shape
+    h, rank = factors.left_factor.shape
     take = rank - 1 - len(proved)
     if not 0 <= take < h:
-        return factors.left.new_zeros(0, rank)
+        return factors.left_factor.new_zeros(0, rank)
     count = min(DRAWS, DRAWS_PER_HIT << take) if take else 1
-    unit = normalize(factors.left, dim=1)
+    unit = normalize(factors.left_factor, dim=1)
     places = _row_sets(count, take, h, generator)
     last = torch.randn(count, 1, rank, generator=generator, dtype=unit.dtype)
     systems = torch.cat([proved.expand(count, *proved.shape), unit[places], last], 1)
@@ -369,6 +371,6 @@ def _refit(factors: _Factors, column: Tensor) -> tuple[Tensor, int]:
         zero = factors.zeros(column[None], times)[:, 0]
         if int(zero.sum()) < len(column) - 1:
             break
-        rows = factors.left[zero] / factors.noise[zero, None]
+        rows = factors.left_factor[zero] / factors.noise[zero, None]
         column = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
     return column, int(factors.zeros(column[None], TIGHT).sum())

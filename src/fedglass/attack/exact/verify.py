@@ -43,7 +43,7 @@ MOST_LOST = 0.2
 
 
 Fit = Literal["nothing", "factor", "tensors"]
-"""The factors by which a replay is fitted to the message: see `explains`."""
+"""The factors that fit a replay to the message: see `explains`."""
 
 
 @dataclass(frozen=True, eq=False)

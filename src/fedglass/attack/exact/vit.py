@@ -64,18 +64,18 @@ class _TokenLayout:
 class _PatchEquations:
     """Weights w and right-hand sides r of quadratic terms w x^2 - 2 r x in rotated patches V X Q."""
 
-    left: Tensor  # V, (p, p)
-    right: Tensor  # Q, (k, k)
+    left_rotation: Tensor  # V, (p, p)
+    right_rotation: Tensor  # Q, (k, k)
     weights: Tensor  # (p, k)
     values: Tensor  # (p, k)
 
     def rotate(self, patches: Tensor) -> Tensor:
         """Return V X Q."""
-        return self.left @ patches @ self.right
+        return self.left_rotation @ patches @ self.right_rotation
 
     def rotate_back(self, rotated: Tensor) -> Tensor:
         """Return the patches X of V X Q."""
-        return self.left.T @ rotated @ self.right.T
+        return self.left_rotation.T @ rotated @ self.right_rotation.T
 
 
 @register(

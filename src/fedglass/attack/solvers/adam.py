@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import PausableRun, Problem, Progress, Solution, run_to_end
-from fedglass.attack.solvers.schedules import Constant, Keep, Last, Schedule, check_iterations
+from fedglass.attack.solvers.schedules import Constant, Keep, Last, RateSchedule, check_iterations
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 
@@ -31,7 +31,7 @@ class AdamOptions(ABC):
 
     rate: float = 0.1
     iterations: int = 1000
-    schedule: Schedule = field(default_factory=Constant)
+    schedule: RateSchedule = field(default_factory=Constant)
     keep: Keep = field(default_factory=Last)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

@@ -23,7 +23,7 @@ def check_iterations(iterations: int) -> None:
         raise UsageError(f"attack.iterations must be at least 1, got {iterations}.")
 
 
-class Schedule(Protocol):
+class RateSchedule(Protocol):
     """The factor on the rate at iteration k of n."""
 
     def factor(self, k: int, n: int) -> float: ...

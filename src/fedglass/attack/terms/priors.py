@@ -146,7 +146,7 @@ BoundSummary = Callable[[Tensor], Tensor]
 """(epochs, n, c, h, w) -> (epochs, ...)"""
 
 
-class Summary(Protocol):
+class EpochSummary(Protocol):
     """g: a summary of each epoch's images that does not depend on their order."""
 
     def bind(self, binding: Binding) -> BoundSummary: ...
@@ -199,7 +199,7 @@ class ConvMax:
 
 
 class _EpochPrior(Term, ABC):
-    summary: Summary
+    summary: EpochSummary
 
     def bind(self, binding: Binding) -> BoundTerm:
         summarise = self.summary.bind(binding)
@@ -214,7 +214,7 @@ class _EpochPrior(Term, ABC):
 class SquaredEpochPrior(_EpochPrior):
     """D the mean squared difference: 1/E^2 sum of (a - b)^2 over all pairs is twice the variance."""
 
-    summary: Summary = field(default_factory=Mean)
+    summary: EpochSummary = field(default_factory=Mean)
 
     def spread(self, values: Tensor) -> Tensor:
         return 2 * values.var(0, unbiased=False).mean()
@@ -224,7 +224,7 @@ class SquaredEpochPrior(_EpochPrior):
 class AbsoluteEpochPrior(_EpochPrior):
     """D the mean absolute difference: sum of |a - b| over all pairs is 2 sum_i (2i + 1 - E) a_(i), sorted."""
 
-    summary: Summary = field(default_factory=Mean)
+    summary: EpochSummary = field(default_factory=Mean)
 
     def spread(self, values: Tensor) -> Tensor:
         epochs = len(values)

@@ -32,9 +32,9 @@ from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting,
 from fedglass.verdict.records import Record
 
 STEP_LR = 0.0001
-"""Of several local steps (Section 5.4)."""
+"""Learning rate of several local steps (Section 5.4)."""
 SHARED_LR = 1.0
-"""Of a single step, which stands for sharing the gradient itself: rounding then spares all but the smallest entries."""
+"""Learning rate of a single step, which stands for sharing the gradient: rounding then loses only tiny entries."""
 DELTA = 1e-5
 TRANSFER, UNTRAINED = "transfer", "untrained"
 INITS: Mapping[str, Initialisation] = {
@@ -70,7 +70,7 @@ MADE_FOR_LESS = (
 
 
 def inverted(row: Row, method: str, request: Request) -> Experiment:
-    """One client's update, inverted with no more knowledge than the paper allows."""
+    """Invert one client's update with no more knowledge than the paper allows."""
     setting = row.setting
     steps = setting.get("steps", 1)
     gradient, release = _defence(setting)
@@ -87,7 +87,7 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 
 
 def network(setting: Setting) -> WeightsOption | None:
-    """Without which the setting can not be run, or that an untrained one may stand in for in some figures.
+    """Return the trained network of a setting; in some figures an untrained one may stand in for it.
 
     >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
     (WeightsOption(name='transfer', needed=True), WeightsOption(name='50', needed=True), None)
@@ -101,19 +101,20 @@ def network(setting: Setting) -> WeightsOption | None:
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
-    """How the runs differ from the paper's in size."""
+    """Say how the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
     sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
     counts = sorted({sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells})
-    here = [
+    sizes_here = [
         f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
         f"restarts: {max(cell.request.restarts for cell in cells)}",
         f"trials: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
-        *(f"{side} x {side} pixels in place of 224 x 224" for side in sides if 32 < side < PUBLISHED),
+        *(f"{side} x {side} pixels instead of 224 x 224" for side in sides if 32 < side < PUBLISHED),
     ]
     paper = f"30,000 iterations (coarse-to-fine 30,000 + 30,000), the best of 5 restarts, {of.clients} trials"
-    ours = any(cell.method.startswith("fast") for cell in cells)
-    return [f"Reduced here: {'; '.join(here)}. The paper: {paper}.", *([MADE_FOR_LESS] if ours else [])]
+    has_fast_methods = any(cell.method.startswith("fast") for cell in cells)
+    text = f"Reduced here: {'; '.join(sizes_here)}. The paper: {paper}."
+    return [text, MADE_FOR_LESS] if has_fast_methods else [text]
 
 
 def _data(title: str, side: int) -> str:
@@ -122,7 +123,7 @@ def _data(title: str, side: int) -> str:
 
 
 def _attack(method: str, request: Request) -> Attack:
-    """The iterations asked for are those of all stages together, so that methods are compared at one cost."""
+    """Return the attack; requested iterations are of all stages together, so that methods compare at one cost."""
     halved = request.iterations is not None and method in TWO_STAGES
     share = max(1, (request.iterations or 0) // 2) if halved else request.iterations
     return METHODS[method].attack(replace(request, iterations=share), restarts=request.restarts)
@@ -133,13 +134,13 @@ def _initialisation(setting: Setting, request: Request) -> Initialisation:
     if trained is None or trained.name not in request.weights:
         return INITS[setting["init"]]
     path = request.weights[trained.name]
-    # A checkpoint is a stage of this very network: layers drawn anew would belie the accuracy it is given for.
+    # A checkpoint is a stage of this very network: with newly drawn layers its stated accuracy would be wrong.
     return (Transfer if trained.name == TRANSFER else FromFile)(path, _sha256(path))
 
 
 @functools.cache
 def _sha256(path: str) -> str:
-    """A checkpoint that was made anew under the same name is another experiment."""
+    """Return the hash of a checkpoint: a new one under the same name is another experiment."""
     if not Path(path).is_file():
         raise DataError(f"--weights: no such file: {path!r}.")
     with open_file(follow_links(Path(path))) as file:
@@ -161,7 +162,7 @@ def _defence(setting: Setting) -> tuple[GradientFn, Release]:
 
 
 def _private(clip: float, epsilon: float | str) -> Release:
-    """Clipping and the noise of one Gaussian mechanism that spends epsilon; `inf` is clipping alone."""
+    """Return clipping with the noise of one Gaussian mechanism that spends epsilon; `inf` is clipping alone."""
     if epsilon == "inf":
         return Clip(clip)
     multiplier = noise_multiplier_for(float(epsilon), DELTA, 1.0, 1, gaussian_epsilon)
@@ -169,15 +170,15 @@ def _private(clip: float, epsilon: float | str) -> Release:
 
 
 def correlation(cell: Cell, records: Mapping[str, Record]) -> float | None:
-    """Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
+    """Return Pearson's coefficient of sparsity and PSNR over the settings of a cell, averaged over its clients."""
     points: dict[int, list[tuple[float, float]]] = {}
     for case in cell.cases:
-        known = measures_of(records[case.key]) if case.key in records else {}
-        if "sparsity" in known and "psnr" in known:
-            points.setdefault(case.subject.client, []).append((known["sparsity"], known["psnr"]))
-    whole = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
-    found = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in whole]
-    values = [value for value in found if value is not None]
+        measures = measures_of(records[case.key]) if case.key in records else {}
+        if "sparsity" in measures and "psnr" in measures:
+            points.setdefault(case.subject.client, []).append((measures["sparsity"], measures["psnr"]))
+    complete = [pairs for pairs in points.values() if len(pairs) > 2]  # two points always lie on a line
+    coefficients = [pearson([x for x, _ in pairs], [y for _, y in pairs]) for pairs in complete]
+    values = [value for value in coefficients if value is not None]
     return statistics.fmean(values) if values else None
 
 

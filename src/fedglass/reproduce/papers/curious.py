@@ -24,7 +24,7 @@ from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
 LR = 0.003
-"""Of the release and of Appendix A."""
+"""Learning rate of the release and of Appendix A."""
 IMAGES, STEPS, FACTOR = 16, 3, 4
 LISTED = 84
 """ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
@@ -38,14 +38,14 @@ ATTACKS = {
     ),
 }
 RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
-"""What is tried in a search, in units of the truth, which is among it and at no end of the rates."""
+"""Values that a search tries, in units of the truth; the truth is among them, and not the first or last rate."""
 REFINED = Method("curious_client_published", "curious client, refined by DDRM")
 DIFFUSION = "ddpm"
-"""The diffusion model among the trained networks that are given: a folder."""
+"""Name of the diffusion model among the trained networks: a folder."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
-"""Where they are not told."""
+"""Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
-"""By which what is searched for is smaller, where it is not the paper's."""
+"""Reduction of the searched images, if it is not the paper's."""
 GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
 YARDSTICKS: Mapping[str, Method | Baseline] = {
     "grey": Baseline("blind: plain grey"),
@@ -54,13 +54,13 @@ YARDSTICKS: Mapping[str, Method | Baseline] = {
 }
 EXTRA_METHODS: Mapping[str, Method | Baseline] = {**ATTACKS, **YARDSTICKS}
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
-"""Networks with a rate at which the lemma's neglected terms are small: steep networks need a smaller one."""
+"""Networks with a learning rate at which the neglected terms of the lemma are small."""
 POOL = 256
-"""Examples that the clients' are drawn from."""
+"""Number of examples that the clients' are drawn from."""
 
 
 def inverted(row: Row, method: str, request: Request) -> Experiment:
-    """A round as one of its clients sees it, under a method, or a guess that needs no message."""
+    """Attack a round as one of its clients by a method, or make a guess that needs no message."""
     setting, knows = row.setting, Knows(labels=method not in LABELS)
     setup = _setup(setting, request)
     if method in GUESSES:
@@ -71,21 +71,23 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 
 
 def refined(row: Row, method: str, request: Request) -> Experiment:
-    """Figures 7 and 15: what a diffusion model makes of the images that were found."""
-    made = inverted(row, method if method in GUESSES else "ours", request)
-    if not isinstance(made.probe, PeerImages):
-        return made
+    """Refine the reconstructed images by a diffusion model (Figures 7 and 15)."""
+    experiment = inverted(row, method if method in GUESSES else "ours", request)
+    if not isinstance(experiment.probe, PeerImages):
+        return experiment
     restoration = ddrm_enlarged(request.weights[DIFFUSION], FACTOR)
-    return replace(made, probe=replace(made.probe, attack=replace(made.probe.attack, refine=(restoration,))))
+    return replace(
+        experiment, probe=replace(experiment.probe, attack=replace(experiment.probe.attack, refine=(restoration,)))
+    )
 
 
 def network(setting: Setting) -> WeightsOption | None:
-    """The diffusion model that a refinement can not do without."""
+    """Return the diffusion model that a refinement needs."""
     return WeightsOption(DIFFUSION) if setting.get("refined") else None
 
 
 def found_out(row: Row, method: str, request: Request) -> Experiment:
-    """Appendix B: learning rate, number of images or both are searched for by the adversary's own images."""
+    """Search for learning rate, number of images or both with the adversary's own images (Appendix B)."""
     setup, unknown = _setup(row.setting, request), row.setting["unknown"]
     attack = _attack("ours", row.setting, request)
     total = sum(setup.sizes)
@@ -104,34 +106,34 @@ def _setup(setting: Setting, request: Request) -> Setup:
 
 
 def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
-    """How many images each client has; of uneven ones every second has two thirds of a pair's."""
+    """Return the number of images of each client; if uneven, every second one has two thirds of a pair's."""
     share = (IMAGES if request.images is None else request.images) / IMAGES
-    each, clients = max(1, round(setting.get("batch", IMAGES) * share)), int(setting["clients"])
+    images, clients = max(1, round(setting.get("batch", IMAGES) * share)), int(setting["clients"])
     if setting.get("spread", "even") == "even":
-        return (each,) * clients
-    larger = round(2 * each * 2 / 3)
-    return tuple(larger if i % 2 == 0 else 2 * each - larger for i in range(clients))
+        return (images,) * clients
+    larger = round(2 * images * 2 / 3)
+    return tuple(larger if i % 2 == 0 else 2 * images - larger for i in range(clients))
 
 
 def _attack(method: str, setting: Setting, request: Request) -> Attack:
-    made = ATTACKS[method].attack(
+    attack = ATTACKS[method].attack(
         request, labels=LABELS.get(method, OracleLabels()), factor=FACTORS.get(method, FACTOR)
     )
-    (stage,) = made.stages
+    (stage,) = attack.stages
     if "rate" in setting and isinstance(stage.solver, Adam):
         stage = replace(stage, solver=replace(stage.solver, rate=setting["rate"]))
-    return replace(made, stages=(stage,))
+    return replace(attack, stages=(stage,))
 
 
 def lemma(row: Row, method: str, request: Request) -> Experiment:
-    """Lemma 1: the distance over one quantity, the others as in the paper's experiments where they can be."""
+    """Measure the distance of Lemma 1 over one quantity, the others as in the paper's experiments if possible."""
     network, lr = SMOOTH[row.setting["network"]]
     setup = Setup(KIND_OF[row.setting["dataset"]], network, Training(lr), POOL)
     return Experiment(setup, Divergence(_sweeps(lr)[row.setting["over"]]))
 
 
 def _sweeps(lr: float) -> Mapping[str, Sweep]:
-    """By what changes; each in the quantity that the lemma has a power of."""
+    """Return the sweeps by the quantity that changes; each is in the quantity that the lemma has a power of."""
     rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
     steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
     return {
@@ -143,7 +145,7 @@ def _sweeps(lr: float) -> Mapping[str, Sweep]:
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
-    """How the runs differ from the paper's in size."""
+    """Say how the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
     rounds = [setup for setup in setups if setup.sizes]
     if not rounds:
@@ -151,14 +153,14 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     sides = sorted({KINDS[setup.data].shape[1] for setup in rounds})
     images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
     counts = {sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells} - {0}
-    here = [
-        *(f"{side} x {side} pixels in place of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
+    sizes_here = [
+        *(f"{side} x {side} pixels instead of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
         *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),
-        *(f"{count} iterations in place of 100" for count in sorted(counts) if count != 100),
+        *(f"{count} iterations instead of 100" for count in sorted(counts) if count != 100),
         f"rounds: {max(len({case.subject.client for case in cell.cases}) for cell in cells)}",
     ]
     shared = "Rounds are drawn from the same images where these are few, so that their spread is that of the draw."
-    return [f"Reduced here: {'; '.join(here)}. {shared}"]
+    return [f"Reduced here: {'; '.join(sizes_here)}. {shared}"]
 
 
 REFINED_FIGURES = ["curious-figure7", "curious-figure15"]

@@ -45,9 +45,9 @@ EXTRA_METHODS = {
     "unknown": Method("dlfa_published", "Ours (prior), E and m unknown"),
     "fast-unknown": Method("dlfa", "this package's dlfa, E and m unknown"),
 }
-"""Not in the paper: its cosine as printed, and a better solver."""
+"""Methods that are not in the paper: its cosine as printed, and a better solver."""
 UNKNOWN = "unknown", "fast-unknown"
-"""Methods that are told the number of local steps alone, and try the epochs that divide it."""
+"""Methods that know the number of local steps only, and try the epochs that divide it."""
 COUNTS: Mapping[str, Labels] = {
     "interpolated": InterpolatedCounts(),
     "before": CountsBefore(),
@@ -60,63 +60,63 @@ def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
 
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
-    """Tables 1, 7, 10 and 11: how often each label occurs is known, in which batches is not."""
+    """Attack with known label counts, but unknown batches (Tables 1, 7, 10 and 11)."""
     return _reconstructed(row, method, request, OracleLabels(), Knows(labels=True))
 
 
 def counted_labels(row: Row, method: str, request: Request) -> Experiment:
-    """Table 2."""
+    """Count the labels without images (Table 2)."""
     return Experiment(_setup(row.setting, _kind(row.setting)), CountLabels(COUNTS[method]))
 
 
 def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
-    """Table 3."""
+    """Attack with label counts that are recovered first (Table 3)."""
     return _reconstructed(row, method, request, InterpolatedCounts(), Knows())
 
 
 def priors(row: Row, method: str, request: Request) -> Experiment:
-    """Table 4, whose columns are the data sets."""
+    """Attack with other priors (Table 4); the columns are the data sets."""
     chosen = {"summary": row.setting["summary"].replace(" + ", "_"), "distance": row.setting["distance"]}
     attack = METHODS["prior"].attack(request, labels=OracleLabels(), setting=method, **chosen)
     return Experiment(_setup(row.setting, method), _images(attack, method), Knows(labels=True))
 
 
 def batch_counts(row: Row, method: str, request: Request) -> Experiment:
-    """Table 8. Who has no batches, FedSGD-Epoch and FedSGD, or does not know them, needs no labels of each."""
-    made = known_counts(row, method, request)
-    training = replace(made.setup.training, shuffle=bool(row.setting["random"]))
-    made = replace(made, setup=replace(made.setup, training=training))
+    """Attack with known labels of each batch (Table 8); methods without batches do not need them."""
+    experiment = known_counts(row, method, request)
+    training = replace(experiment.setup.training, shuffle=bool(row.setting["random"]))
+    experiment = replace(experiment, setup=replace(experiment.setup, training=training))
     if not row.setting["batch_counts"] or method in ("fedsgd-epoch", "fedsgd", *UNKNOWN):
-        return made
-    data = made.setup.data
+        return experiment
+    data = experiment.setup.data
     attack = _attack(method, request, OracleBatchLabels(), data)
-    return replace(made, probe=_images(attack, data), knows=Knows(labels=True, batch_labels=True))
+    return replace(experiment, probe=_images(attack, data), knows=Knows(labels=True, batch_labels=True))
 
 
 def supposed_training(row: Row, method: str, request: Request) -> Experiment:
-    """Table 9."""
-    made = known_counts(row, method, request)
+    """Attack with wrong assumptions about the training (Table 9)."""
+    experiment = known_counts(row, method, request)
     if method in UNKNOWN:
-        return made
+        return experiment
     supposed = Training(LR, row.setting["epochs_chosen"], row.setting["batch_chosen"])
-    return replace(made, supposed=None if supposed == made.setup.training else supposed)
+    return replace(experiment, supposed=None if supposed == experiment.setup.training else supposed)
 
 
 def defended(row: Row, method: str, request: Request) -> Experiment:
-    """Table 6."""
-    made = known_counts(row, method, request)
+    """Attack defended clients (Table 6)."""
+    experiment = known_counts(row, method, request)
     gradient = _defence(row.setting["defence"], row.setting["strength"])
-    return made if gradient is None else replace(made, setup=replace(made.setup, gradient=gradient))
+    return experiment if gradient is None else replace(experiment, setup=replace(experiment.setup, gradient=gradient))
 
 
 def _defence(name: str, strength: float) -> GradientFn | None:
-    known: dict[str, Callable[[float], Release]] = {
+    releases: dict[str, Callable[[float], Release]] = {
         "Gaussian Noise": GaussianNoise,
         "Laplacian Noise": LaplacianNoise,
         "Random Pruning": RandomDrop,
     }
     # The release draws the same noise in every epoch again.
-    return SameEachEpoch(PerExample(known[name](strength))) if name in known else None
+    return SameEachEpoch(PerExample(releases[name](strength))) if name in releases else None
 
 
 def _setup(setting: Setting, data: str) -> Setup:
@@ -134,7 +134,7 @@ def _setup(setting: Setting, data: str) -> Setup:
 
 
 def _reconstructed(row: Row, method: str, request: Request, labels: Labels, knows: Knows) -> Experiment:
-    """The method's attack on the row's clients, whose training it is told, or tries where it is not."""
+    """Return the method's attack on the row's clients; it knows their training, or tries several."""
     data = _kind(row.setting)
     setup, probe = _setup(row.setting, data), _images(_attack(method, request, labels, data), data)
     if method in UNKNOWN:
@@ -151,18 +151,18 @@ def _images(attack: Attack, data: str) -> Reconstruct:
 
 
 def networks(of: Table) -> Comparison:
-    """Table 5: every printed layer beside the one that takes its place."""
+    """Compare every printed layer with the one that is built (Table 5)."""
     lines = []
     for data, title in of.methods.items():
         kind = KINDS[data]
-        ours = list(layers(build(NETWORKS[data], shape=kind.shape, classes=kind.classes)))
+        built_layers = list(layers(build(NETWORKS[data], shape=kind.shape, classes=kind.classes)))
         for row in of.rows:
-            lines.append((title, str(row.number), str(row.values[data]["layer"]), ours[row.number - 1]))
+            lines.append((title, str(row.number), str(row.values[data]["layer"]), built_layers[row.number - 1]))
     return Comparison(("data set", "layer"), lines)
 
 
 def layers(model: nn.Module) -> Iterator[str]:
-    """The layers of a network in the paper's words, flattening left out.
+    """Yield the layers of a network in the paper's words, without flattening.
 
     >>> list(layers(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))))[0]
     'Conv2d(in_channels=1, out_channels=2, kernel_size=3, stride=1, padding=1)'

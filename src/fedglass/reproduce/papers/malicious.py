@@ -56,12 +56,12 @@ from fedglass.reproduce.tables import Request, Row, Setting, Table
 CLIENTS, STEPS, BATCH, LR, ALPHA = 10, 5, 100, 0.01, 0.1
 """Appendix C."""
 ROUNDS, EXAMPLES, ITERATIONS = 20, 1000, 80
-"""Of a federation, of each of its clients, and of an attack: chosen here."""
+"""Rounds of a federation, examples of each client, iterations of an attack: chosen here."""
 NETWORK = "lenet5"
 DECODER = "autoencoder"
-"""A folder among the trained networks that are given."""
+"""Name of the autoencoder among the trained networks: a folder."""
 LATENT_RATE = 0.1
-"""Of Adam on codes: the paper's 0.01 and less need more iterations than a CPU can bear."""
+"""Rate of Adam on codes: the paper's 0.01 and less need too many iterations for a CPU."""
 CLIP, SIGMA, DELTA = 4.0, 3.0, 1e-5
 """The norm that each example's gradient is clipped to, the noise next to a robust rule, and delta of the budgets."""
 POISONS: Mapping[str, Behaviour] = {
@@ -78,7 +78,7 @@ RULES: Mapping[str, Aggregator] = {
     "krum": Krum(),
 }
 SUPPOSED = {"median": "median", "krum": "one_client"}
-"""What the adversary takes the rule for, where not for a mean."""
+"""The rule that the adversary assumes, if not a mean."""
 INITS: Mapping[str, Initialisation] = {
     "default": PyTorchDefault(),
     "Kaiming": KaimingUniform(),
@@ -97,48 +97,48 @@ OF_OPACUS = ("RDP", "PRV")
 
 
 def poisoned(row: Row, method: str, request: Request) -> Experiment:
-    """Table 1: a method is what the adversary sends."""
+    """Test a federation with a poisoner (Table 1); a method is what the adversary sends."""
     return _tested({**row.setting, "poison": method}, request)
 
 
 def noised(row: Row, method: str, request: Request) -> Experiment:
-    """Table 2: a method is the noise of the others."""
+    """Test a federation with noise (Table 2); a method is the noise of the honest clients."""
     return _tested({**row.setting, "noise": float(method.removeprefix("dp"))}, request)
 
 
 def combined(row: Row, method: str, request: Request) -> Experiment:
-    """Tables 3 and 4: a method is the server's rule, alone or beside noise."""
+    """Test a federation with a robust rule (Tables 3 and 4); a method is the rule, alone or with noise."""
     rule, _, noise = method.partition("-")
     return _tested({**row.setting, "rule": rule, "noise": SIGMA if noise else 0.0}, request)
 
 
 def read(row: Row, method: str, request: Request) -> Experiment:
-    """The figures and Table 5: a round as the adversary sees it.
+    """Attack a round as the adversary sees it (the figures and Table 5).
 
     Each client has as many examples as a batch, and takes all of them in every local step: the attack has one such
     batch for each client.
     """
     setting = row.setting
-    each, clients = request.images or int(setting.get("batch", BATCH)), int(setting.get("clients", CLIENTS))
-    course = _course(setting, int(setting["round"]), setting.get("alpha", ALPHA))
+    images, clients = request.images or int(setting.get("batch", BATCH)), int(setting.get("clients", CLIENTS))
+    federation_run = _course(setting, int(setting["round"]), setting.get("alpha", ALPHA))
     name, training = setting.get("network", NETWORK), Training(LR, epochs=STEPS)
-    setup = peer_setup(KIND_OF[setting["dataset"]], name, training, (each,) * clients)
+    setup = peer_setup(KIND_OF[setting["dataset"]], name, training, (images,) * clients)
     setup = replace(
-        setup, init=INITS[setting.get("init", "Kaiming")], gradient=_gradient(setting), federation_run=course
+        setup, init=INITS[setting.get("init", "Kaiming")], gradient=_gradient(setting), federation_run=federation_run
     )
     probe = PeerRmse(_reader(method, setting, request), request.iterations or ITERATIONS)
     return Experiment(setup, probe, Knows(labels=True))
 
 
 def _published(rule: str, iterations: int, decoder: str) -> AnyAttack:
-    """As published, but for a rate that suits fewer iterations; of its surrogates the one that fits the rule."""
+    """Return the published attack with a rate for fewer iterations, and only the surrogate that fits the rule."""
     tried = maliciously_curious_client_published(OracleLabels(), decoder, LATENT_RATE, iterations)
     wanted = "soft_median" if rule == "median" else rule
     return replace(tried, attack=tuple((name, attack) for name, attack in tried.attack if name == wanted))
 
 
 def _reader(method: str, setting: Setting, request: Request) -> AnyAttack:
-    """The attack, told the labels of each client and what the rule is: the paper's tries several rules."""
+    """Return the attack; it knows the labels of each client and the rule, while the paper's tries several rules."""
     rule, iterations = SUPPOSED.get(setting.get("rule", "mean"), "mean"), request.iterations or ITERATIONS
     if method == "invertgrad":
         return inverting_gradients_published(OracleLabels(), iterations=iterations)
@@ -171,20 +171,20 @@ def _tested(setting: Setting, request: Request) -> Experiment:
 
 
 def network(setting: Setting) -> WeightsOption | None:
-    """An autoencoder, in place of one that the adversary trains on its own examples."""
+    """Return the option of an autoencoder; without it the adversary trains one on its own examples."""
     return WeightsOption(DECODER, needed=False) if "round" in setting else None
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
-    """How the runs differ from the paper's in size."""
-    courses = [setup.federation_run for cell in cells if (setup := cell.experiment.setup).federation_run is not None]
-    rounds = sorted({course.rounds for course in courses if course is not None})
-    read_ = [cell for cell in cells if cell.experiment.setup.sizes]
-    if not read_:
+    """Say how the runs differ from the paper's in size."""
+    runs = [setup.federation_run for cell in cells if (setup := cell.experiment.setup).federation_run is not None]
+    rounds = sorted({run.rounds for run in runs if run is not None})
+    attacked = [cell for cell in cells if cell.experiment.setup.sizes]
+    if not attacked:
         return [f"Rounds here: {_listed(rounds)}; the paper does not say how many it has."]
-    sizes = sorted({cell.experiment.setup.sizes[0] for cell in read_})
-    clients = sorted({len(cell.experiment.setup.sizes) for cell in read_})
-    iterations = sorted({probe.iterations for cell in read_ if isinstance(probe := cell.experiment.probe, PeerRmse)})
+    sizes = sorted({cell.experiment.setup.sizes[0] for cell in attacked})
+    clients = sorted({len(cell.experiment.setup.sizes) for cell in attacked})
+    iterations = sorted({probe.iterations for cell in attacked if isinstance(probe := cell.experiment.probe, PeerRmse)})
     return [
         f"Here {_listed(clients)} clients with {_listed(sizes)} images each, where the paper has {CLIENTS} with "
         f"{BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
@@ -197,7 +197,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def bound(row: Row, method: str, request: Request) -> Experiment:
-    """Theorem 1 on federated SGD of four clients, the network smooth as the proof demands."""
+    """Measure Theorem 1 on federated SGD of four clients, with a smooth network as the proof demands."""
     iterations = request.iterations or THEOREM_ITERATIONS
     reader = maliciously_curious_client(OracleLabels(), rule="mean", iterations=iterations)
     setup = peer_setup(KIND_OF[row.setting["dataset"]], "lenet_tanh", Training(LR), THEOREM_SIZES)
@@ -207,7 +207,7 @@ def bound(row: Row, method: str, request: Request) -> Experiment:
 
 
 def budgets(of: Table) -> Comparison:
-    """Table 2's epsilon beside four accountants', for sizes that the paper may have had; it states none."""
+    """Compare Table 2's epsilon with four accountants, for sizes that the paper may have had; it states none."""
     heads = ["σ", "images of a client", "rounds", *(name for name, _ in ACCOUNTANTS), "q√T"]
     return Comparison(heads, [_accounted(row) for row in of.rows])
 
@@ -215,14 +215,14 @@ def budgets(of: Table) -> Comparison:
 def _accounted(row: Row) -> list[str]:
     noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
     mechanism = Mechanism(float(noise), BATCH / examples, STEPS * rounds)
-    beside = [
-        f"{of(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
-        for name, of in ACCOUNTANTS
+    other_epsilons = [
+        f"{accountant(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
+        for name, accountant in ACCOUNTANTS
     ]
     printed = number(row.values["clt"]["epsilon"], 1)
-    here = f"{clt_uniform_epsilon(mechanism, DELTA):.1f}"
+    computed = f"{clt_uniform_epsilon(mechanism, DELTA):.1f}"
     share = f"{mechanism.sample_rate * mechanism.steps**0.5:.3f}"
-    return [str(noise), str(examples), str(rounds), *beside, share, printed, here]
+    return [str(noise), str(examples), str(rounds), *other_epsilons, share, printed, computed]
 
 
 EXTRA_METHODS = {

@@ -5,26 +5,24 @@ from __future__ import annotations
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
-from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
+from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
-CNN = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}
-OTHERS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resnet8", "ViT": "vit_sme"}
+OTHER_NETWORKS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resnet8", "ViT": "vit_sme"}
 """The networks of Table 7 as released."""
 VIT_RATE = 0.1
-RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
 METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
 EXTRA_METHODS = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
 WARM_UP = Training(LR, epochs=10, batch_size=50)
 
 
 def images(row: Row, method: str, request: Request) -> Experiment:
-    """Tables 2, 3, 6 and 7 and Figure 6: labels known, scored by mean PSNR and cosine."""
+    """Attack with known labels, scored by mean PSNR and cosine (Tables 2, 3, 6 and 7 and Figure 6)."""
     data = KIND_OF[row.setting["dataset"]]
     options: dict[str, object] = {"setting": data} if "dlfa" in method else {}
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
@@ -34,7 +32,7 @@ def images(row: Row, method: str, request: Request) -> Experiment:
 
 
 def geometry(row: Row, method: str, request: Request) -> Experiment:
-    """Tables 1, 4 and 5 with Figures 3, 4 and 7 to 10."""
+    """Measure the geometry of the training (Tables 1, 4 and 5 with Figures 3, 4 and 7 to 10)."""
     return Experiment(_setup(row.setting), Geometry())
 
 
@@ -44,7 +42,7 @@ def _setup(setting: Setting) -> Setup:
     trained = setting.get("round", 1)
     return Setup(
         data,
-        CNN[data] if network is None else OTHERS[network],
+        NETWORKS[data] if network is None else OTHER_NETWORKS[network],
         Training(lr, setting["epochs"], setting["batch"]),
         setting["examples"],
         # R = 1 is the untrained network, R = 5 the one saved at the end of round 5.

@@ -1,4 +1,8 @@
-"""The geometry behind SME: gradients in a plane, and cosine along the segment."""
+"""The geometry of a local training: gradients in a plane, cosine along the segment, and sparsity of gradients.
+
+The first two are of SME [Zhu, Yao, Blaschko, 2023, Sec. 5.1, Eq. 5 and Figure 4], the last of coarse-to-fine inversion
+[K. Zhu et al., 2025, Figure 3].
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,10 @@ from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.fl.local import Batch, MeanGradient, Step, path, schedule
+from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import Curve
 from fedglass.reproduce.cost import Workload
-
-# How much of the gradients of a local training lies in one plane [Zhu, Yao, Blaschko, 2023, Sec. 5.1].
 
 
 def local_path(
@@ -29,22 +31,22 @@ def local_path(
     before: Sequence[Tensor],
     inputs: Tensor,
     labels: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[LocalBatch],
     training: Training,
 ) -> Iterator[list[Tensor]]:
-    """The weights w_0 .. w_T of a local training on whitened inputs."""
+    """Yield the weights w_0 .. w_T of a local training on whitened inputs."""
     for at in path(network, before, inputs, labels, batches, training):
         yield [w.detach() for w in at.weights]
 
 
 def true_gradient(network: Network, weights: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """The gradient of the mean loss over all of the client's examples."""
+    """Return the gradient of the mean loss over all of the client's examples."""
     leaves = [w.detach().requires_grad_() for w in weights]
     return list(MeanGradient().gradient(Step(network, leaves, inputs, labels)))
 
 
 def shares_in_subspace(gradients: Sequence[Sequence[Tensor]], rank: int = 2) -> Tensor:
-    """|P g_t| / |g_t| with P the projection onto the best `rank`-dimensional subspace.  # -> (T,)
+    """Return |P g_t| / |g_t| with P the projection onto the best `rank`-dimensional subspace.  # -> (T,)
 
     The subspace is that of the largest singular values, uncentred. It is read off the T x T matrix of inner
     products: with A = U S V', the part of row t within the subspace has the norm of (U S)_t cut to `rank` columns.
@@ -58,26 +60,21 @@ def shares_in_subspace(gradients: Sequence[Sequence[Tensor]], rank: int = 2) -> 
     gram = _inner_products(gradients)
     values, vectors = torch.linalg.eigh(gram)  # ascending
     inside = (vectors[:, -rank:].square() * values[-rank:].clamp_min(0)).sum(1)
-    whole = gram.diagonal()
-    if not bool((whole > 0).all()):
+    squared_norms = gram.diagonal()
+    if not bool((squared_norms > 0).all()):
         raise UsageError("A gradient of zero has no direction: the training stands still, leave its step out.")
-    shares: Tensor = (inside / whole).clamp(0, 1).sqrt()
+    shares: Tensor = (inside / squared_norms).clamp(0, 1).sqrt()
     return shares
 
 
 def _inner_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """In double precision, one layer at a time.  # (T, T)"""
+    """Return inner products in double precision, summed layer by layer.  # (T, T)"""
     layers = zip(*gradients, strict=True)
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for layer in layers:
         rows = torch.stack([g.detach().reshape(-1) for g in layer]).double().cpu()
         total += rows @ rows.T
     return total
-
-
-# How well the gradient at a point between the weights before and after explains the update.
-#
-# [Zhu, Yao, Blaschko, 2023, Eq. 5 and Figure 4]
 
 
 def cosine_on_segment(
@@ -88,38 +85,35 @@ def cosine_on_segment(
     labels: Tensor,
     alphas: Sequence[float],
 ) -> Tensor:
-    """Cosine between w_0 - w_T and the gradient at w_0 + alpha (w_T - w_0), for each alpha.  # -> (len(alphas),)
+    """Return the cosine of w_0 - w_T and the gradient at w_0 + alpha (w_T - w_0), for each alpha.  # -> (len(alphas),)
 
     alpha is counted from the weights before, as in the release of SME; its Algorithm 1 counts from the other end.
     """
     moved = [b - a for b, a in zip(before, after, strict=True)]
-    found = []
+    cosines = []
     for alpha in alphas:
         weights = [b - alpha * m for b, m in zip(before, moved, strict=True)]
-        found.append(cosine(moved, true_gradient(network, weights, inputs, labels)))
-    return torch.tensor(found, dtype=torch.float64)
+        cosines.append(cosine(moved, true_gradient(network, weights, inputs, labels)))
+    return torch.tensor(cosines, dtype=torch.float64)
 
 
-def cosine(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Of two lists of tensors, taken as one vector each; 0 where one of them is zero.
+def cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the cosine of two lists of tensors, each as one vector; 0 if one of them is zero.
 
     >>> cosine([torch.tensor([1.0]), torch.tensor([1.0])], [torch.tensor([1.0]), torch.tensor([0.0])])
     0.7071067811865475
     """
-    inner, a, b = (_dot(x, y) for x, y in ((left, right), (left, left), (right, right)))
+    inner, a, b = (_dot(x, y) for x, y in ((first, second), (first, first), (second, second)))
     return inner / (a * b) ** 0.5 if a > 0 and b > 0 else 0.0
 
 
-def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    pairs = zip(left, right, strict=True)
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    pairs = zip(first, second, strict=True)
     return sum(float(torch.dot(x.detach().double().flatten(), y.detach().double().flatten())) for x, y in pairs)
 
 
-# How sparse a shared gradient is, and how that goes with what was recovered [K. Zhu et al., 2025, Figure 3].
-
-
 def sparsity(gradient: Iterable[Tensor], tolerance: float = 0.0) -> float:
-    """The share of entries outside the support {i : |g_i| > tolerance}, over all layers [K. Zhu et al., 2025, Eq. 1].
+    """Return the share of entries outside the support {i : |g_i| > tolerance} of all layers [K. Zhu et al., Eq. 1].
 
     The paper defines the support by g_i != 0 and gives no tolerance for its figure, so that zero is the default.
 
@@ -130,7 +124,7 @@ def sparsity(gradient: Iterable[Tensor], tolerance: float = 0.0) -> float:
         raise UsageError(f"tolerance must be a number of at least 0, got {tolerance}.")
     zeros = entries = 0
     for layer in gradient:
-        # A NaN is no zero.
+        # A NaN is not a zero.
         zeros += int((layer.detach().abs() <= tolerance).sum())
         entries += layer.numel()
     if entries == 0:
@@ -139,7 +133,7 @@ def sparsity(gradient: Iterable[Tensor], tolerance: float = 0.0) -> float:
 
 
 def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Pearson's correlation coefficient, in [-1, 1]; None where one of the two does not vary.
+    """Return Pearson's correlation coefficient, in [-1, 1]; None if one of the two does not vary.
 
     >>> round(pearson([1.0, 2.0, 3.0], [6.0, 4.0, 2.0]), 6)
     -1.0
@@ -173,13 +167,13 @@ class Geometry:
     """Values of alpha, from the weights before to those after."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        seen, truth = target.observation, target.known_truth
-        training = seen.knows.training
+        observation, truth = target.observation, target.known_truth
+        training = observation.knows.training
         if training is None:
             raise UsageError("The geometry of a local training needs to know the training.")
-        network = Network(seen.model, seen.buffers, training.batch_norm)
-        inputs = seen.knows.whitening.whiten(truth.images)
-        start = [seen.before[name] for name in network.names]
+        network = Network(observation.model, observation.buffers, training.batch_norm)
+        inputs = observation.knows.whitening.whiten(truth.images)
+        start = [observation.before[name] for name in network.names]
         batches = list(schedule(training, len(truth.labels), stream(seed, "path")))
         total = len(batches) + self.points
         gradients = []

@@ -206,7 +206,7 @@ NEAR = 1.25
 
 @dataclass(frozen=True)
 class SearchUnknowns:
-    """How near a participant's search comes to learning rate and number of images [Wilson et al., 2024, Appendix B].
+    """The result of a search for learning rate and number of images, next to the truth [Wilson et al., 2024, App. B].
 
     The search uses the participant's own images and no image of another client; the truth is for the score alone.
     """

@@ -1,4 +1,6 @@
-"""The terms of a bound on what a peer's reconstruction is wrong by [Yue et al., 2025, Theorem 1 and Appendix A].
+"""Theorem 1 of the maliciously curious client, measured: a bound on the error of a peer's reconstruction.
+
+[Yue et al., 2025, Theorem 1 and Appendix A]
 
 Federated SGD (one local step), M clients with batches of B examples, learning rate eta = 1 / L_g, gradients of single
 examples clipped to C, noise of deviation sigma C / B in each of the d coordinates. For the round k, counted from 0,
@@ -8,10 +10,10 @@ the paper has in Eq. 41
     rho_0 = 2 L_psi sqrt(2 k / eta),    rho_1 = 2 sqrt(2 d) L_psi C k / (sqrt(M) B),
     Delta_(k+1) = sqrt(f(w_0) - f(w_(k+1))),    e_0 = max_i |x_i - psi_i(g_0)|.
 
-It takes what an attack finds for a function psi_i of the step g alone with the Lipschitz constant L_psi, although an
-attack is told the weights too, and all images and reconstructions for equally long (upsilon). No constant is known of
-an attack that searches. `steepness` is what its own reconstructions show: a LOWER estimate, so that the true right-hand
-side is at least what is computed here.
+The theorem takes the reconstruction for a function psi_i of the step g alone with the Lipschitz constant L_psi,
+although an attack knows the weights too. It also takes all images and reconstructions for equally long (upsilon). No
+such constant is known for an attack that searches. `steepness` estimates it from the attack's own reconstructions: a
+LOWER estimate, so that the true right-hand side is at least what is computed here.
 """
 
 from __future__ import annotations
@@ -52,16 +54,16 @@ from fedglass.reproduce.probes.probe import match_images
 
 @dataclass(frozen=True)
 class FederationSizes:
-    """What the bound takes from the federation."""
+    """The sizes of a federation that the bound depends on."""
 
     lr: float
     clients: int
     batch: int
-    """Examples of each client in a step."""
+    """The number of examples of each client in a step."""
     parameters: int
     clip: float = 0.0
     noise: float = 0.0
-    """The noise multiplier sigma; without noise the clipping does not enter."""
+    """The noise multiplier sigma; without noise the clipping has no influence."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or min(self.clients, self.batch, self.parameters) < 1 or self.clip < 0 or self.noise < 0:
@@ -78,7 +80,7 @@ class BoundTerms:
     base: float
     """e_0."""
     gap: float | None
-    """rho_0 Delta; None where the training has raised the objective, so that Delta is the root of a negative number."""
+    """rho_0 Delta; None if the training has raised the objective, so that Delta is the root of a negative number."""
     noise: float
     """rho_1 sigma."""
     cap: float
@@ -86,16 +88,16 @@ class BoundTerms:
 
     @property
     def total(self) -> float | None:
-        """The first of the two that the minimum is taken of; None where the gap is not defined."""
+        """Return the first argument of the minimum; None if the gap is undefined."""
         return None if self.gap is None else self.base + self.gap + self.noise
 
     @property
     def capped(self) -> bool:
-        """Whether the bound says no more than that images have a length."""
+        """Return whether the bound states only that images have a length."""
         return self.total is None or self.total >= self.cap
 
     def error(self, pixels: int) -> float:
-        """The bound on the RMSE of images of so many values; the cap where there is nothing else.
+        """Return the bound on the RMSE of images of so many values; the cap if there is nothing else.
 
         >>> BoundTerms(base=1.0, gap=2.0, noise=0.0, cap=10.0).error(pixels=9)
         1.0
@@ -106,7 +108,7 @@ class BoundTerms:
 
 
 def objective_gap(first: float, later: float) -> float | None:
-    """Delta = sqrt(f(w_0) - f(w_(k+1))); None where the objective has risen.
+    """Return Delta = sqrt(f(w_0) - f(w_(k+1))); None if the objective has risen.
 
     >>> objective_gap(2.25, 2.0), objective_gap(2.0, 2.25)
     (0.5, None)
@@ -117,8 +119,9 @@ def objective_gap(first: float, later: float) -> float | None:
 def bound_terms(
     of: FederationSizes, index: int, steep: float, gap: float | None, base: float, longest: float
 ) -> BoundTerms:
-    """The terms in the round `index`, counted from 0. In the first one nothing but the base error is left, of whatever
-    gap: the proof takes no step from there.
+    """Return the terms in the round `index`, counted from 0.
+
+    In the first round only the base error is left, whatever the gap: the proof takes no step from there.
 
     >>> first = bound_terms(FederationSizes(0.5, 4, 2, 8), 0, steep=1.0, gap=0.3, base=1.0, longest=5.0)
     >>> first.gap, first.noise, first.total
@@ -134,19 +137,20 @@ def bound_terms(
     return BoundTerms(base, of_gap, noise, 2 * longest)
 
 
-def steepness(found: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
-    """The largest |psi_i(g_0) - psi_i(g_k)| / |g_0 - g_k| over images i and rounds k: at most L_psi, if there is one.
+def steepness(images_by_round: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
+    """Return the largest |psi_i(g_0) - psi_i(g_k)| / |g_0 - g_k| over images i and rounds k: at most L_psi, if any.
 
-    `found` are each round's reconstructions in the order of the same originals, `gradients` its step as one vector.
-    A change of the reconstruction without one of the step is infinitely steep.
+    `images_by_round` holds each round's reconstructions in the order of the same originals, `gradients` its step as one
+    vector. A change of the reconstruction without one of the step is infinitely steep.
 
     >>> steepness([torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])], [torch.zeros(1), torch.tensor([2.0])])
     2.5
     """
-    if len(found) != len(gradients) or len(found) < 2:
-        raise UsageError(f"A slope needs two rounds or more, got {len(found)} and {len(gradients)}.")
+    if len(images_by_round) != len(gradients) or len(images_by_round) < 2:
+        raise UsageError(f"A slope needs two rounds or more, got {len(images_by_round)} and {len(gradients)}.")
     return max(
-        _slope(found[0], other, float((gradients[0] - g).norm())) for other, g in zip(found, gradients, strict=True)
+        _slope(images_by_round[0], other, float((gradients[0] - g).norm()))
+        for other, g in zip(images_by_round, gradients, strict=True)
     )
 
 
@@ -156,13 +160,13 @@ def _slope(first: Tensor, other: Tensor, way: float) -> float:
 
 
 def image_norms(images: Tensor) -> Tensor:
-    """The norm of each image.  # (n, c, h, w) -> (n,)"""
-    found: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
-    return found
+    """Return the norm of each image.  # (n, c, h, w) -> (n,)"""
+    norms: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
+    return norms
 
 
 def smoothness(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
-    """The largest |g_0 - g_k| / |w_0 - w_k| over rounds: at most L_g, where the steps are free of noise.
+    """Return the largest |g_0 - g_k| / |w_0 - w_k| over rounds: at most L_g, if the steps are free of noise.
 
     >>> smoothness([torch.zeros(1), torch.tensor([2.0])], [torch.ones(1), torch.zeros(1)])
     0.5
@@ -174,36 +178,33 @@ def smoothness(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
     return max((turned / way for way, turned in ways if way > 0), default=0.0)
 
 
-def root_mean_square(found: Tensor, truth: Tensor) -> float:
-    """The RMSE over all pixels of all images together [Eq. 34].
+def root_mean_square(images: Tensor, truth: Tensor) -> float:
+    """Return the RMSE over all pixels of all images together [Eq. 34].
 
     >>> round(root_mean_square(torch.zeros(2, 4), torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]])) ** 2, 12)
     0.5
     """
-    return float(torch.sqrt((found - truth).double().square().mean()))
-
-
-# Theorem 1 of the maliciously curious client, measured: each term of its bound, beside what the attack is wrong by.
+    return float(torch.sqrt((images - truth).double().square().mean()))
 
 
 @dataclass(frozen=True, eq=False)
 class _AttackedRound:
-    """One audited round."""
+    """One round of the federation and the attack on it."""
 
     index: int
     before: Tensor  # (d,)
     gradient: Tensor  # (d,), g_k = (w_k - w_(k+1)) / eta
     objective: float
     """f(w_(k+1)), the mean loss over the examples of all clients."""
-    found: Tensor  # (n, c, h, w), in the order of the private images
+    images: Tensor  # (n, c, h, w), in the order of the private images
 
 
 @dataclass(frozen=True)
 class Theorem1:
-    """Plays the federation behind a message on, round by round, and attacks it in some of them as one of its clients.
+    """Continues the federation behind a message, attacks some of its rounds as a client, and compares with the bound.
 
-    Every client, the adversary too, takes its gradients with clipping and noise where `noise` is above 0, as in the
-    theorem. Objective, base error and lengths are measured with the private images: they are an oracle's.
+    Every client, the adversary too, clips its gradients and adds noise if `noise` is above 0, as in the theorem.
+    Objective, base error and lengths are measured with the private images: they are an oracle's.
     """
 
     accelerated: ClassVar[bool] = False
@@ -211,72 +212,76 @@ class Theorem1:
 
     reader: AnyAttack
     iterations: int
-    """Of the reader, for the estimate of its time."""
+    """Iterations of the reader, for the estimate of its time."""
     audited: tuple[int, ...]
-    """Rounds, counted from 0, which is among them."""
+    """Attacked rounds, counted from 0; round 0 is one of them."""
     noise: float = 0.0
     clip: float = 4.0
     behaviour: Behaviour = field(default_factory=Honest)
-    """Of the adversary."""
+    """Behaviour of the adversary."""
 
     def __post_init__(self) -> None:
         if len(self.audited) < 2 or self.audited[0] != 0 or list(self.audited) != sorted(set(self.audited)):
             raise UsageError(f"The rounds of Theorem 1 must ascend from 0, at least two of them, got {self.audited}.")
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        seen, truth = target.observation, target.known_truth
-        training = seen.knows.training
+        observation, truth = target.observation, target.known_truth
+        training = observation.knows.training
         if training is None or training.local_steps(1) != 1:
             raise UsageError(
-                "Theorem 1 is about federated SGD: let every client take one step, and the adversary know."
+                "Theorem 1 is about federated SGD: let every client take one step, and the adversary know the training."
             )
-        federation = self._federation(seen, truth, training, seed)
-        reads = [self._read(federation, i, past, truth, seed, progress) for i, past in self._played(federation)]
-        of = self._federated(seen, training)
-        start = objective(federation.model, seen.before, seen, truth)
-        base = float(image_norms(reads[0].found - truth.private.images).max())
-        longest = max(float(image_norms(images).max()) for images in (truth.private.images, *(r.found for r in reads)))
-        steep = steepness([r.found for r in reads], [r.gradient for r in reads])
-        bounds = [bound_terms(of, r.index, steep, objective_gap(start, r.objective), base, longest) for r in reads]
-        blind = best_guess(seen, truth, truth.private.labels, ("rmse",), None).values["rmse"]
+        federation = self._federation(observation, truth, training, seed)
+        attacked = [self._read(federation, i, round_, truth, seed, progress) for i, round_ in self._played(federation)]
+        sizes = self._federated(observation, training)
+        start = objective(federation.model, observation.before, observation, truth)
+        base = float(image_norms(attacked[0].images - truth.private.images).max())
+        longest = max(
+            float(image_norms(images).max()) for images in (truth.private.images, *(r.images for r in attacked))
+        )
+        steep = steepness([r.images for r in attacked], [r.gradient for r in attacked])
+        bounds = [
+            bound_terms(sizes, r.index, steep, objective_gap(start, r.objective), base, longest) for r in attacked
+        ]
+        blind = best_guess(observation, truth, truth.private.labels, ("rmse",), None).values["rmse"]
         guess = math.sqrt(sum(value**2 for value in blind) / len(blind))
-        rate = smoothness([r.before for r in reads], [r.gradient for r in reads])
-        return _finding(reads, bounds, truth, guess, {"steepness": steep, "smoothness": rate * training.lr})
+        rate = smoothness([r.before for r in attacked], [r.gradient for r in attacked])
+        return _finding(attacked, bounds, truth, guess, {"steepness": steep, "smoothness": rate * training.lr})
 
-    def _federation(self, seen: Observation, truth: Truth, training: Training, seed: int) -> Federation:
-        """The clients behind the message, the adversary last, from the model that it was sent."""
-        model = copy.deepcopy(seen.model)
-        model.load_state_dict({**seen.before, **seen.buffers})
+    def _federation(self, observation: Observation, truth: Truth, training: Training, seed: int) -> Federation:
+        """Return the clients behind the message, the adversary last, with the model that it was sent."""
+        model = copy.deepcopy(observation.model)
+        model.load_state_dict({**observation.before, **observation.buffers})
         gradient: GradientFn = DPSGD(self.clip, self.noise) if self.noise else MeanGradient()
-        sizes = list(seen.knows.sizes or ())
+        sizes = list(observation.knows.sizes or ())
         parts = zip(torch.split(truth.images, sizes), torch.split(truth.labels, sizes), strict=True)
         last = len(sizes) - 1
         clients = [
-            Client(f"client {i}", *own, gradient, behaviour=self.behaviour if i == last else Honest())
-            for i, own in enumerate(parts)
+            Client(f"client {i}", *examples, gradient, behaviour=self.behaviour if i == last else Honest())
+            for i, examples in enumerate(parts)
         ]
-        return Federation(model, clients, training, seen.knows.classes, seen.knows.whitening, seed=seed)
+        return Federation(model, clients, training, observation.knows.classes, observation.knows.whitening, seed=seed)
 
     def _played(self, federation: Federation) -> list[tuple[int, Round]]:
         rounds = enumerate(federation.play(self.audited[-1] + 1))
-        return [(index, past) for index, past in rounds if index in self.audited]
+        return [(index, round_) for index, round_ in rounds if index in self.audited]
 
     def _read(
-        self, federation: Federation, index: int, past: Round, truth: Truth, seed: int, progress: Progress
+        self, federation: Federation, index: int, round_: Round, truth: Truth, seed: int, progress: Progress
     ) -> _AttackedRound:
-        """What the attack finds in that round; the truth is for the order and the score alone."""
-        transcript = Transcript(federation.model, federation.terms, {index: past})
+        """Attack that round; the truth is for the order and the score alone."""
+        transcript = Transcript(federation.model, federation.terms, {index: round_})
         view = PeerView(len(federation.clients) - 1, index)
-        seen = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
+        observation = view.see(transcript, Knows(labels=True), federation.truths([index])).observation
         done = progress_part(progress, self.audited.index(index), len(self.audited))
-        images = match_images(self.reader.run(seen, seed, done).images, truth).ordered
-        step = flatten(past.step)
-        reached = objective(federation.model, past.after, seen, truth)
-        return _AttackedRound(index, flatten(past.before), -step / federation.training.lr, reached, images)
+        images = match_images(self.reader.run(observation, seed, done).images, truth).ordered
+        step = flatten(round_.step)
+        reached = objective(federation.model, round_.after, observation, truth)
+        return _AttackedRound(index, flatten(round_.before), -step / federation.training.lr, reached, images)
 
-    def _federated(self, seen: Observation, training: Training) -> FederationSizes:
-        sizes = seen.knows.sizes or (seen.knows.examples,)
-        count = sum(w.numel() for w in seen.before.values())
+    def _federated(self, observation: Observation, training: Training) -> FederationSizes:
+        sizes = observation.knows.sizes or (observation.knows.examples,)
+        count = sum(w.numel() for w in observation.before.values())
         return FederationSizes(training.lr, len(sizes), min(sizes), count, self.clip, self.noise)
 
     def seconds(self, load: Workload) -> float:
@@ -284,28 +289,28 @@ class Theorem1:
         return len(self.audited) * self.iterations * plain + self.audited[-1] * load.clients * load.training_seconds()
 
 
-def objective(model: nn.Module, weights: Params, seen: Observation, truth: Truth) -> float:
-    """f(w): the mean loss over the examples of all clients, the adversary's own among them."""
+def objective(model: nn.Module, weights: Params, observation: Observation, truth: Truth) -> float:
+    """Return f(w), the mean loss over the examples of all clients, the adversary's included."""
     with torch.no_grad():
         logits = functional_call(
-            copy.deepcopy(model).eval(), dict(weights), (seen.knows.whitening.whiten(truth.images),)
+            copy.deepcopy(model).eval(), dict(weights), (observation.knows.whitening.whiten(truth.images),)
         )
         return float(cross_entropy(logits.double(), truth.labels))
 
 
 def _finding(
-    reads: Sequence[_AttackedRound],
+    attacked: Sequence[_AttackedRound],
     bounds: Sequence[BoundTerms],
     truth: Truth,
     guess: float,
     measured: dict[str, float],
 ) -> ProbeResult:
-    """The table's figures, each round's terms, and the drawing."""
+    """Return the figures of the table, the terms of each round, and a plot."""
     private = truth.private.images
     pixels = private[0].numel()
-    errors = [root_mean_square(read.found, private) for read in reads]
+    errors = [root_mean_square(read.images, private) for read in attacked]
     limits = [bound.error(pixels) for bound in bounds]
-    capped = [read.index + 1 for read, bound in zip(reads, bounds, strict=True) if bound.capped]
+    capped = [read.index + 1 for read, bound in zip(attacked, bounds, strict=True) if bound.capped]
     measures = {
         "base": bounds[0].base / math.sqrt(pixels),
         "cap": bounds[0].cap / math.sqrt(pixels),
@@ -318,17 +323,17 @@ def _finding(
     }
     measures |= {"capped": float(capped[0])} if capped else {}
     uncapped = {
-        r.index + 1: b.total / math.sqrt(pixels) for r, b in zip(reads, bounds, strict=True) if b.total is not None
+        r.index + 1: b.total / math.sqrt(pixels) for r, b in zip(attacked, bounds, strict=True) if b.total is not None
     }
     points = {
         "Theorem 1 without its cap": list(uncapped.items()),
-        "Theorem 1": [(r.index + 1, limit) for r, limit in zip(reads, limits, strict=True)],
-        "best blind guess": [(r.index + 1, guess) for r in reads],
-        "measured": [(r.index + 1, error) for r, error in zip(reads, errors, strict=True)],
+        "Theorem 1": [(r.index + 1, limit) for r, limit in zip(attacked, limits, strict=True)],
+        "best blind guess": [(r.index + 1, guess) for r in attacked],
+        "measured": [(r.index + 1, error) for r, error in zip(attacked, errors, strict=True)],
     }
     rounds = [
         {"round": r.index + 1, "objective": r.objective, "rmse": e, **asdict(b)}
-        for r, e, b in zip(reads, errors, bounds, strict=True)
+        for r, e, b in zip(attacked, errors, bounds, strict=True)
     ]
     drawn = LogPlot("RMSE", "round", {name: line for name, line in points.items() if line})
     return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
