@@ -1,7 +1,7 @@
-"""fedglass tells the owner of a federation what its messages give away.
+"""fedglass audits federated learning: it shows what the messages of a federation reveal.
 
-The names below are imported when they are first used, so that `import fedglass` is cheap; a type checker sees them as
-what they are. A new one is added to the imports, to `__all__` and to `_PLACES`, which a test compares.
+The names below are imported when they are first used, so that `import fedglass` is fast; a type checker sees them
+directly. A new name is added to the imports, to `__all__` and to `_PLACES`, which a test compares.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _PLACES = {
     "fedglass.verdict.gate": ("Gate",),
 }
 
-# To a type checker this function would make every misspelt name an attribute of the package.
+# A type checker must not see this function, or it would accept every misspelt name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The public face: an audit in a few lines of Python."""
+"""The public API: an audit in a few lines of Python."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fedglass.report.html import write_report
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")
-"""Where an audit is kept whose directory is not named."""
+"""Parent folder of audits without a directory of their own."""
 
 Attacks = Mapping[str, AnyAttack] | Iterable[str]
 
 
 @dataclass(eq=False)
 class Audit:
-    """Plays attacks against a federation and judges what they recovered.
+    """An audit of a federation: it runs attacks and judges what they recovered.
 
-    What is audited is a federation that is simulated, or the transcript of one, with the truths behind it where they
-    are known. `attacks` are names of recipes, or attacks under names of your own. `run` keeps its records in a
-    directory and continues there if it was stopped; `report` writes the page of the last run.
+    The federation is simulated, or the transcript of a real one, with its private data if they are known. `attacks` are
+    names of recipes, or attacks under your own names. `run` stores its records in a directory and continues there if it
+    was stopped. `report` writes the page of the last run.
     """
 
     federation: Federation | Transcript
@@ -55,9 +55,9 @@ class Audit:
     repeats: int = 1
     seed: int = 0
     truths: Truths | None = None
-    """The private data behind a transcript; a federation has its own."""
+    """Private data of a transcript; a federation has its own."""
     public: Examples | None = None
-    """Such data that the adversary has, for blind guesses and the candidate game."""
+    """Similar public data, for blind guesses and the candidate game."""
 
     def __post_init__(self) -> None:
         source = self._source()
@@ -81,10 +81,10 @@ class Audit:
         progress: AuditProgress | None = None,
         executor: Executor | None = None,
     ) -> Result:
-        """Play all cases that have not been played yet, and write the report into the directory.
+        """Run all cases that have no result yet, and write the report into the directory.
 
-        With more than one worker, keep the calling script under `if __name__ == "__main__":`. An `executor` of your
-        own takes the place of `workers` processes on this machine.
+        With more than one worker, put the calling script under `if __name__ == "__main__":`. An `executor` of your own
+        replaces the `workers` processes on this machine.
         """
         place = PLACE / self._job.digest[:12] if directory is None else Path(directory)
         self._result = run_and_report(
@@ -93,7 +93,7 @@ class Audit:
         return self._result
 
     def report(self, path: str | Path) -> Path:
-        """Write the page of the last run as one self-contained file."""
+        """Write the page of the last run as one self-contained file, and return its path."""
         if self._result is None:
             raise UsageError("There is nothing to report yet: call run() first.")
         return write_report(self._result.directory, Path(path))
@@ -122,7 +122,7 @@ def run_and_report(
     progress: AuditProgress | None,
     executor: Executor | None = None,
 ) -> Result:
-    """Run a job and leave its page beside its records."""
+    """Run a job, and write its page next to its records."""
     if workers > 1 and executor is None:
         start_fork_server(play_case.__module__)  # imports while the clients train
     chosen = executor_for(workers) if executor is None else executor
@@ -132,7 +132,7 @@ def run_and_report(
 
 
 def composed(attacks: Attacks) -> dict[str, AnyAttack]:
-    """Attacks by the names under which they are reported.
+    """Return attacks by their names in the report.
 
     >>> list(composed(["idlg", "dlg"]))
     ['idlg', 'dlg']
@@ -141,7 +141,7 @@ def composed(attacks: Attacks) -> dict[str, AnyAttack]:
         return dict(attacks)
     if isinstance(attacks, str) or not all(isinstance(name, str) for name in attacks):
         raise UsageError(
-            "attacks must be a list of recipes' names, or a mapping from names of your own to attacks, such as "
+            "attacks must be a list of names of recipes, or a mapping from your own names to attacks, such as "
             f'{{"strong": recipe("idlg", restarts=4)}}; known recipes: {", ".join(names("attacks"))}.'
         )
     return {name: recipe(name) for name in attacks}

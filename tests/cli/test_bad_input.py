@@ -44,7 +44,7 @@ def refused(result: Result, *words: str) -> None:
     assert "Traceback" not in result.output
     *notice, said = result.stderr.strip().splitlines()
     assert len(notice) <= 1
-    assert all(line.startswith("This plan runs code of its own: ") for line in notice)
+    assert all(line.startswith("This plan runs code outside fedglass: ") for line in notice)
     assert said.startswith("fedglass: ")
     for word in words:
         assert word in said, said
@@ -216,7 +216,7 @@ def test_truncated_safetensors(
 
 def test_corrupt_initial_weights(audited: Callable[[Path], Result], write_plan: Write, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    refused(audited(write_plan(('"uniform"', '"file:w.safetensors"'))), "w.safetensors", "can not be read")
+    refused(audited(write_plan(('"uniform"', '"file:w.safetensors"'))), "w.safetensors", "cannot be read")
 
 
 def test_another_plans_records(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:

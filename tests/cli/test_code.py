@@ -55,7 +55,7 @@ def test_it_is_announced_and_then_imported_from_the_folder(
     before = list(sys.path)
     found = fedglass("check", plan_with(write_plan, own), "--code", tmp_path)
     assert found.exit_code == 0, found.output
-    notice = f"This plan runs code of its own: {own} (model). If it is not yours, read that code first."
+    notice = f"This plan runs code outside fedglass: {own} (model). If it is not yours, read that code first."
     assert found.stderr.splitlines() == [notice, "the code runs"]
     assert "Sequential" in found.stdout
     assert sys.path == before
@@ -84,7 +84,7 @@ def test_without_code_the_rest_is_checked(own: str, fedglass: Run, write_plan: W
     found = fedglass("check", plan_with(write_plan, own), "--no-code")
     assert found.exit_code == 0, found.output
     words = " ".join(found.stdout.split())
-    assert f"is sound as far as can be told without its code; not looked at: {own} (model)." in words
+    assert f"is sound, except for code that was not checked: {own} (model)." in words
     assert "inverting_gradients" in words
     assert not (tmp_path / "trace").exists()
     told = json.loads(fedglass("check", plan_with(write_plan, own), "--no-code", "--json").stdout)

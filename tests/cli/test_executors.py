@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from fedglass.cli.options import Hands
+from fedglass.cli.options import ExecutorOptions
 from fedglass.core.environment import cores
 from fedglass.core.errors import UsageError
 
@@ -52,10 +52,10 @@ def test_what_is_wrong_is_said_in_a_sentence(
 
 
 def test_processes_are_what_runs_unless_told_otherwise() -> None:
-    assert repr(Hands(workers=1).executor()) == "InProcess()"
-    assert repr(Hands(workers=3).executor()) == "Processes(workers=3)"
-    assert Hands().count() == cores()
-    assert repr(Hands().executor(shared=True)) == "InProcess()", "one accelerator is not shared"
+    assert repr(ExecutorOptions(workers=1).executor()) == "InProcess()"
+    assert repr(ExecutorOptions(workers=3).executor()) == "Processes(workers=3)"
+    assert ExecutorOptions().count() == cores()
+    assert repr(ExecutorOptions().executor(shared=True)) == "InProcess()", "one accelerator is not shared"
 
 
 def test_an_executor_of_ones_own_is_named_like_any_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_an_executor_of_ones_own_is_named_like_any_part(tmp_path: Path, monkeypa
         "        yield from InProcess().run(work, jobs, watch)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = Hands("own_executor:Own", options=("queue=7",)).executor(shared=True)
+    own = ExecutorOptions("own_executor:Own", options=("queue=7",)).executor(shared=True)
     assert repr(own) == "Own(queue='7', gpus=1)"
     with pytest.raises(UsageError, match="Unknown option 'workers'"):
-        Hands("own_executor:Own", workers=3).executor()
+        ExecutorOptions("own_executor:Own", workers=3).executor()

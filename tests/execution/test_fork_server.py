@@ -109,7 +109,7 @@ def test_code_from_a_named_folder_reaches_the_workers(tmp_path: Path) -> None:
     (place / "queue.py").write_text("raise RuntimeError('not the module of the standard library')")
     options = ("--code", ".", "-o", "out", "--workers", 2, "--device", "cpu")
     done = python(commands, COMMAND, "audit", "plan.toml", *options, cwd=place)
-    assert "This plan runs code of its own: model_beside_the_plan:Own (model)." in done.stderr
+    assert "This plan runs code outside fedglass: model_beside_the_plan:Own (model)." in done.stderr
     assert "Error" not in done.stderr
     assert {record.status for record in RecordFile(place / "out" / RECORDS).read()} == {"done"}
 

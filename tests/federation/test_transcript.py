@@ -189,7 +189,7 @@ class Own(SGD):
 
 
 def test_an_optimiser_without_a_name_is_refused_in_a_sentence(toy: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"can not name the optimiser Own\(.*expected one of sgd, adam, adamw"):
+    with pytest.raises(UsageError, match=r"cannot name the optimiser Own\(.*expected one of sgd, adam, adamw"):
         federation(toy, Training(0.1, optimiser=Own())).run().save(tmp_path)
 
 

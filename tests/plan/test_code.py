@@ -64,7 +64,7 @@ def test_code_of_every_kind_is_found_and_not_imported(kind: str, tmp_path: Path)
     (code,) = code_of(plan)
     assert (code.kind, code.name, code.origin) == (kind, "strange.module:name", "strange.module:name")
     assert "strange.module:name (" in str(code)
-    assert check_without_code(plan, tmp_path).left == (code,)
+    assert check_without_code(plan, tmp_path).unchecked == (code,)
 
 
 @pytest.mark.parametrize("place", ['clip", norm = 1.0', 'psnr"\n'])
@@ -163,7 +163,9 @@ def test_a_recording_is_checked_without_its_model(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(2)}, tmp_path / "before.safetensors")
     save_file({"w": torch.ones(2)}, tmp_path / "after.safetensors")
     np.savez(tmp_path / "truth.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([1]))
-    assert [code.name for code in check_without_code(parse_plan(RECORDING), tmp_path).left] == ["strange.module:make"]
+    assert [code.name for code in check_without_code(parse_plan(RECORDING), tmp_path).unchecked] == [
+        "strange.module:make"
+    ]
     for old, new, words in (
         ("[0.5], std = [0.25]", "[0.5, 0.5], std = [0.25, 0.25]", "recording.whitening must have one mean"),
         ("classes = 10", "classes = 10\nclients = 2", "recording.clients must be at most"),

@@ -145,10 +145,10 @@ def test_options_have_limits_too(options: dict[str, object], words: str) -> None
 def test_normalisation_is_asked_for_with_the_line_for_none() -> None:
     refused(
         RECORDING,
-        r"recording.whitening is missing: it says how the clients normalised .* where they did not normalise, "
+        r"recording.whitening is missing: it states how the clients normalised .* if they did not normalise, "
         r"whitening = \{ mean = \[0.0, 0.0, 0.0\], std = \[1.0, 1.0, 1.0\] \}, with one number for each channel",
     )
     grey = RECORDING.replace('truth = "truth.npz"', "shape = [1, 8, 8]\nexamples = 1")
     refused(grey, r"whitening = \{ mean = \[0.0\], std = \[1.0\] \}")
     several = RECORDING.replace("[recording]", "[[recording]]")
-    refused(several, r"recording\[0\].whitening is missing: it says how the clients normalised")
+    refused(several, r"recording\[0\].whitening is missing: it states how the clients normalised")

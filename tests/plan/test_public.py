@@ -79,4 +79,4 @@ def test_a_set_of_another_size_is_brought_to_that_of_the_images_and_one_of_other
 def test_a_set_made_by_code_of_others_is_named_and_not_made_by_a_check_without_code(tmp_path: Path) -> None:
     named = plan("client = 0", 'client = 0\npublic = "nobodys.module:pictures"')
     assert [code.name for code in code_of(named)] == ["nobodys.module:pictures"]
-    assert [code.name for code in check_without_code(named, tmp_path).left] == ["nobodys.module:pictures"]
+    assert [code.name for code in check_without_code(named, tmp_path).unchecked] == ["nobodys.module:pictures"]

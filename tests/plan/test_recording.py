@@ -219,7 +219,7 @@ def test_truncated_files_are_refused(keep: int, folder: Path) -> None:
         (("classes = 4", "classes = 4\nexamples = 3"), "recording.examples is 3, but .* holds 1 images"),
         (("mean = [0.5], std = [0.3]", "mean = [0.5, 0.5], std = [1, 1]"), "one mean per channel, expected 1, got 2"),
         (("[recording]", "[adversary]\nknows_batch_labels = true\n[recording]"), "needs a simulated federation"),
-        (("[recording]", '[[defences]]\nname = "x"\n[recording]'), "applied to simulated federations only"),
+        (("[recording]", '[[defences]]\nname = "x"\n[recording]'), "Defences apply only to simulated federations"),
     ],
 )
 def test_a_recording_that_can_not_be_used_is_refused(change: tuple[str, str], words: str, folder: Path) -> None:

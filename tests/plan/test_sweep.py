@@ -92,7 +92,7 @@ def test_rounds_are_drawn_with_the_accuracy_that_the_model_had(tmp_path: Path) -
         (("values = [0.0, 0.1, 3]", "values = [0.1]"), "values"),
         (("values = [0.0, 0.1, 3]", "values = [0.1, 0.1]"), "must differ"),
         (("values = [0.0, 0.1, 3]", "values = [0.0, -1.0]"), "noise_multiplier"),
-        (("examples = 1", "examples = 1\ndefended = false"), "drop either"),
+        (("examples = 1", "examples = 1\ndefended = false"), "leave one of them out"),
         (("[adversary]", '[[defences]]\nname = "dpsgd"\nclip = 1.0\nnoise_multiplier = 1.0\n[adversary]'), "keep one"),
     ],
 )

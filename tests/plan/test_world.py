@@ -105,7 +105,7 @@ def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (("clients = [1]", "clients = [7]"), "group.clients must be among 0 to 3, got 7"),
-        (("clients = [1]", "clients = [2]"), "client 2 is named twice"),
+        (("clients = [1]", "clients = [2]"), "client 2 occurs twice"),
         (('name = "sign_flip", factor', 'name = "sing_flip", factor'), "did you mean 'sign_flip'"),
         (("factor = 2.0", "factr = 2.0"), "did you mean 'factor'"),
         (('rule = { name = "mean" }', 'rule = { name = "maen" }'), "did you mean 'mean'"),

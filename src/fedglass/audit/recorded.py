@@ -195,8 +195,8 @@ class Recorded:
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""
         behind = {p.name for p in participants}
-        known = {} if self.truths is None else self.truths.examples
-        parts = [examples for name, examples in known.items() if name not in behind]
+        examples_by_client = {} if self.truths is None else self.truths.examples
+        parts = [examples for name, examples in examples_by_client.items() if name not in behind]
         parts += [self.public.examples] if self.public is not None and self.public.examples is not None else []
         if not parts:
             return None

@@ -1,4 +1,4 @@
-"""`fedglass audit`: run a plan."""
+"""`fedglass audit` runs a plan or audits a recorded folder; `fedglass demo` audits small embedded federations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.options import (
-    Hands,
+    ExecutorOptions,
     Output,
     announce,
     announce_named,
-    answering,
     code_option,
-    executing,
+    executor_options,
     importable,
     model_option,
+    output_options,
     public_option,
 )
 from fedglass.core.errors import UsageError
@@ -34,36 +34,40 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
 @click.command(short_help="Run a plan and write the report.")
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), help="The directory.  [default: audits/PLAN]")
-@executing
+@click.option(
+    "-o", "--output", "place", type=click.Path(path_type=Path), help="Output directory.  [default: audits/PLAN]"
+)
+@executor_options
 @click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
 @click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
-    help="Continue an audit that was stopped, or refuse a directory that holds records.",
+    help="Continue a stopped audit, or refuse a directory that already holds records.",
 )
 @model_option
 @click.option(
-    "--truth", type=click.Path(path_type=Path), help="Examples that clients stored for scoring.  [default: PLAN-truth]"
+    "--truth",
+    type=click.Path(path_type=Path),
+    help="Folder with the clients' own examples, for scoring a recorded folder.  [default: PLAN-truth]",
 )
 @click.option(
     "--weights", type=click.Path(path_type=Path), help="Safetensors file with parameters that clients never send."
 )
 @public_option
-@click.option("--effort", type=EFFORTS, help="How long searches may take on a recorded folder.  [default: standard]")
+@click.option("--effort", type=EFFORTS, help="Time limit of the searches on a recorded folder.  [default: standard]")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Time limit in minutes for all searches together.")
 @click.option(
-    "--minutes", type=click.FloatRange(min=0), help="The same as a limit in minutes, for all searches together."
+    "--all", "everything", is_flag=True, help="Run all searches to their end, even after one has shown a leak."
 )
-@click.option("--all", "everything", is_flag=True, help="Run all searches to their end, even after the verdict.")
 @code_option
-@answering
+@output_options
 @click.pass_context
 def audit(
     ctx: click.Context,
     plan: Path,
     place: Path | None,
-    hands: Hands,
+    execution: ExecutorOptions,
     device: str,
     resume: bool,
     model: str | None,
@@ -78,16 +82,16 @@ def audit(
 ) -> None:
     """Run the attacks of PLAN and judge what they recovered.
 
-    Exact attacks, the candidate game and the certificate of each message come first and take seconds.
+    Exact attacks, the candidate game and the certificate of each message run first and take seconds.
 
-    PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself, and
-    stops them when one has shown a leak or their time is over (--minutes, --all).
+    PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself. It
+    stops them when one of them shows a leak, or when their time is over (--minutes, --all).
 
-    The directory holds records.jsonl (one line per case), summary.json, the reconstructions and report.html.
-    If the audit is stopped, even by a power cut, the same command continues where it was.
+    The output directory receives records.jsonl (one line per case), summary.json, the reconstructions and
+    report.html. If the audit is stopped, even by a power cut, the same command continues it.
 
-    A plan that names package.module:name runs that code: it is named before it is imported, and found in installed
-    packages and the folders of --code alone.
+    A plan that contains package.module:name runs that code. fedglass prints the name before it imports the code, and
+    looks for it only in installed packages and the folders of --code.
 
     \b
     Examples:
@@ -98,14 +102,14 @@ def audit(
       fedglass audit recorded/ -o out
 
     \b
-    Exit codes: 0 CLEAR, 1 LEAK or EXPOSED, 2 bad usage or plan, 3 INCONCLUSIVE or not complete.
+    Exit codes: 0 CLEAR, 1 LEAK or EXPOSED, 2 wrong command or plan, 3 INCONCLUSIVE or incomplete.
     """
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
     if not resume:
         refuse_records(directory)
-    # Before the workers are started, which are to find the same modules.
+    # Before the workers are started, so that they find the same modules.
     ctx.with_resource(importable(folders))
-    hands.warm_up(device)
+    execution.warm_up(device)
     _refuse_bundles(plan, directory)
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import read_plan
@@ -114,10 +118,10 @@ def audit(
         drafted = _draft_of(plan, model, truth, weights, public, output)
         announce(drafted.plan, output)
         job = _of_folder(drafted.job(), effort, minutes, everything)
-    elif any(given is not None for given in (model, truth, weights, public)):
+    elif any(option is not None for option in (model, truth, weights, public)):
         raise UsageError(
-            "--model, --truth, --weights and --public belong to a recorded federation: write them into the plan as "
-            "keys."
+            "--model, --truth, --weights and --public are options for a recorded folder: for a plan, set the keys of "
+            "the same names."
         )
     else:
         parsed, text = read_plan(plan)
@@ -125,34 +129,35 @@ def audit(
         job = compile_plan(parsed, plan.resolve().parent, text)
         if effort is not None or minutes is not None or everything:
             raise UsageError(
-                "--effort, --minutes and --all belong to a recorded folder: attacks that a plan names always run."
+                "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
+                "their end."
             )
-    result = perform(job, directory, hands, device, output)
+    result = perform(job, directory, execution, device, output)
     ctx.exit(result.verdict.exit_code)
 
 
 def _of_folder(job: Job, effort: str | None, minutes: float | None, everything: bool) -> Job:
-    """Return the job of a recorded folder, whose attacks nobody has named."""
+    """Return the job of a recorded folder with the limits of its searches."""
     from fedglass.audit.audit import Effort
 
-    told = job.effort if effort is None else Effort(effort)
-    return replace(job, effort=told, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
+    limit = job.effort if effort is None else Effort(effort)
+    return replace(job, effort=limit, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
 
 
 def _refuse_bundles(plan: Path, directory: Path) -> None:
-    """Nothing private may come to lie in a bundle, which is handed over; nor is a file of one a plan."""
+    """Refuse a bundle as output directory, because bundles are passed on, and a file of a bundle as plan."""
     from fedglass.recordings.format import MANIFEST
 
     if os.path.isfile(directory / MANIFEST):
-        raise UsageError(f"{directory} holds a recorded federation: choose another directory for the audit with -o.")
+        raise UsageError(f"{directory} is a recorded federation: choose another output directory with -o.")
     if plan.suffix in (".json", ".safetensors") and os.path.isfile(plan.parent / MANIFEST):
-        raise UsageError(f"{plan} is a file of a recorded federation: name its folder, {plan.parent}.")
+        raise UsageError(f"{plan} is a file of a recorded federation: give its folder, {plan.parent}.")
 
 
 def _draft_of(
     bundle: Path, model: str | None, truth: Path | None, weights: Path | None, public: str | None, output: Output
 ) -> Draft:
-    """Return the plan of a bundle, and say what it leaves out."""
+    """Return the plan of a bundle, and print what it leaves out."""
     from fedglass.plan.draft import draft
 
     announce_named(model, public, output)
@@ -160,9 +165,9 @@ def _draft_of(
     if drafted.selection is None:
         raise UsageError(drafted.problem)
     names = ", ".join(drafted.selection.attacks)
-    output.note(f"Searches that the facts of {bundle} allow: {names or 'none; exact attacks are run'}.")
+    output.note(f"Searches: {names or 'none; only exact attacks run'}.")
     for name, reason in drafted.selection.skipped.items():
-        output.note(f"Left out: {name}: {reason}")
+        output.note(f"Skipped: {name}: {reason}")
     for reason in drafted.skipped:
         output.note(f"Not audited: {reason}")
     for contradiction in drafted.contradictions:
@@ -170,15 +175,15 @@ def _draft_of(
     return drafted
 
 
-def perform(job: Job, directory: Path, hands: Hands, device: str, output: Output) -> Result:
-    """Run a job with progress on stderr, and say what came out on stdout, in words or as JSON."""
-    result, kind = performed(job, directory, hands, device, output)
+def perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> Result:
+    """Run a job with progress on stderr, and print its result on stdout, as text or as JSON."""
+    result, kind = performed(job, directory, execution, device, output)
     output.answer(answer_of(result, kind))
     return result
 
 
-def performed(job: Job, directory: Path, hands: Hands, device: str, output: Output) -> tuple[Result, str]:
-    """Run a job and say in words what came out, with the device that it ran on; JSON is left to the caller."""
+def performed(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> tuple[Result, str]:
+    """Run a job, print its result as text, and return it with the device; the caller prints JSON."""
     from contextlib import nullcontext
 
     from fedglass.api import run_and_report
@@ -186,7 +191,7 @@ def performed(job: Job, directory: Path, hands: Hands, device: str, output: Outp
     from fedglass.execution.machine import device_named
 
     kind = device_named(device).type
-    executor = hands.executor(shared=kind != "cpu")
+    executor = execution.executor(shared=kind != "cpu")
     with nullcontext() if output.quiet else Screen("cases", outcome_in_words) as screen:
         result = run_and_report(job, directory, workers=1, device=kind, progress=screen, executor=executor)
     if output.in_words:
@@ -195,8 +200,7 @@ def performed(job: Job, directory: Path, hands: Hands, device: str, output: Outp
 
 
 def answer_of(result: Result, device: str) -> dict[str, object]:
-    """The result of an audit as JSON has it."""
-
+    """Return the result of an audit as JSON."""
     from fedglass.cli.progress import of_attacks, of_directory, of_gate, of_records, of_verdict
 
     return {
@@ -213,10 +217,7 @@ def refuse_records(directory: Path) -> None:
     from fedglass.verdict.directory import RECORDS
 
     if (directory / RECORDS).exists():
-        raise UsageError(f"{directory} holds the records of an audit already: leave out --no-resume to continue it.")
-
-
-# `fedglass demo`: audit small embedded federations, as a server and as one of the clients.
+        raise UsageError(f"{directory} already holds the records of an audit: leave out --no-resume to continue it.")
 
 
 PEER = "peer"
@@ -227,36 +228,38 @@ PEER = "peer"
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default="demo", show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
-@answering
+@output_options
 def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
-    """Audit embedded pictures and characters: first what a server reads in single gradients and in updates of federated
-    averaging, then what a client reads of its peers in two global models, sharpened by a small diffusion model.
+    """Audit embedded pictures and characters.
 
-    The clients have no defence, so the attacks succeed and the gate fails; the demo exits with 0 all the same.
+    The first audit shows what a server reads from single gradients and from updates of federated averaging. The second
+    shows what a client reads about its peers from two global models, sharpened by a small diffusion model.
+
+    The clients have no defence, so the attacks succeed and the verdict is LEAK. The demo still exits with 0.
 
     \b
     Example:
       fedglass demo -o demo
     """
-    hands = Hands(workers=workers)
-    hands.warm_up(device)
+    execution = ExecutorOptions(workers=workers)
+    execution.warm_up(device)
     from fedglass.cli.init import DEMO, PEER_DEMO
 
-    server, kind = _audited(DEMO, place, hands, device, output, stops=True)
-    peer, _ = _audited(PEER_DEMO, place / PEER, hands, device, output)
+    server, kind = _audited(DEMO, place, execution, device, output, stops=True)
+    peer, _ = _audited(PEER_DEMO, place / PEER, execution, device, output)
     output.answer({**answer_of(server, kind), PEER: answer_of(peer, kind)})
 
 
 def _audited(
-    plan: str, place: Path, hands: Hands, device: str, output: Output, *, stops: bool = False
+    plan: str, place: Path, execution: ExecutorOptions, device: str, output: Output, *, stops: bool = False
 ) -> tuple[Result, str]:
-    """Audit a plan; one that `stops` searches only while exact attacks have shown no leak."""
+    """Audit a plan; with `stops`, searches run only if exact attacks have shown no leak."""
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan
 
     job = compile_plan(parse_plan(plan), Path.cwd(), plan)
     job = replace(job, chosen=frozenset(job.attacks)) if stops else job
-    result, kind = performed(job, place, hands, device, output)
+    result, kind = performed(job, place, execution, device, output)
     if result.verdict.exit_code:
-        output.say(f"In a pipeline, `fedglass audit` would have exited with {result.verdict.exit_code} here.")
+        output.say(f"In a pipeline, `fedglass audit` would exit with {result.verdict.exit_code} here.")
     return result, kind

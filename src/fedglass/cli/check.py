@@ -1,4 +1,4 @@
-"""`fedglass check`: validate a plan and say what it means."""
+"""`fedglass check` validates a plan and prints its threat model; `fedglass schema` prints the schema of plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.options import Output, announce, answering, code_option, importable
+from fedglass.cli.options import Output, announce, code_option, importable, output_options
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
     from fedglass.plan.schema import Plan
 
 
-@click.command(short_help="Validate a plan and print its threat model in plain words.")
+@click.command(short_help="Validate a plan and print its threat model.")
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--no-code", is_flag=True, help="Run no code that the plan names; check all that needs none.")
+@click.option("--no-code", is_flag=True, help="Run none of the plan's own code, and check everything else.")
 @code_option
-@answering
+@output_options
 @click.pass_context
 def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ...], output: Output) -> None:
-    """Validate PLAN, with its data and its model, and print in plain words who attacks what.
+    """Validate PLAN with its data and its model, and print who attacks what.
 
-    Nothing is attacked and nothing is written. A plan that names package.module:name runs that code: it is named
-    before it is imported, and found in installed packages and the folders of --code alone. With --no-code nothing of
-    it is imported, and what could not be checked without it is named.
+    The command runs no attack and writes nothing. A plan that contains package.module:name runs that code. fedglass
+    prints the name before it imports the code, and looks for it only in installed packages and the folders of --code.
+    With --no-code it imports none of this code, and lists what it could not check.
 
     \b
     Examples:
       fedglass check plan.toml
       fedglass check plan.toml --code .
-      fedglass check plan-of-a-stranger.toml --no-code
+      fedglass check unknown-plan.toml --no-code
     """
     if no_code and folders:
-        raise UsageError("--no-code runs no code, so that --code DIR is of no use: leave out one of them.")
+        raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
     from fedglass.plan.schema import read_plan
 
     parsed, text = read_plan(plan)
-    left: Sequence[Code]
+    unchecked: Sequence[Code]
     if no_code:
-        sections, left = _without_code(parsed, plan.resolve().parent)
+        sections, unchecked = _without_code(parsed, plan.resolve().parent)
     else:
         announce(parsed, output)
-        sections, left = _whole(parsed, plan.resolve().parent, text), ()
+        sections, unchecked = _compiled(parsed, plan.resolve().parent, text), ()
     if output.in_words:
-        _show(sections, left, plan)
-    output.answer(_answer(parsed, plan, sections, left))
+        _show(sections, unchecked, plan)
+    output.answer(_answer(parsed, plan, sections, unchecked))
 
 
-def _whole(plan: Plan, folder: Path, text: str) -> Sequence[Section]:
+def _compiled(plan: Plan, folder: Path, text: str) -> Sequence[Section]:
     from fedglass.audit.audit import threat_model
     from fedglass.plan.compile import compile_plan
 
@@ -66,28 +66,28 @@ def _without_code(plan: Plan, folder: Path) -> tuple[Sequence[Section], Sequence
     from fedglass.plan.without_code import check_without_code
 
     if not code_of(plan):
-        return _whole(plan, folder, ""), ()
+        return _compiled(plan, folder, ""), ()
     checked = check_without_code(plan, folder)
-    return checked.sections, checked.left
+    return checked.sections, checked.unchecked
 
 
-def _answer(plan: Plan, path: Path, sections: Sequence[Section], left: Sequence[Code]) -> dict[str, object]:
+def _answer(plan: Plan, path: Path, sections: Sequence[Section], unchecked: Sequence[Code]) -> dict[str, object]:
     from fedglass.plan.code import code_of
 
-    def told(codes: Sequence[Code]) -> list[dict[str, str]]:
+    def as_json(codes: Sequence[Code]) -> list[dict[str, str]]:
         return [{"kind": code.kind, "name": code.name, "origin": code.origin} for code in codes]
 
     return {
         "plan": str(path),
         "sound": True,
-        "complete": not left,
-        "code": told(code_of(plan)),
-        "not_checked": told(left),
+        "complete": not unchecked,
+        "code": as_json(code_of(plan)),
+        "not_checked": as_json(unchecked),
         "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
     }
 
 
-def _show(sections: Sequence[Section], left: Sequence[Code], plan: Path) -> None:
+def _show(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -98,21 +98,18 @@ def _show(sections: Sequence[Section], left: Sequence[Code], plan: Path) -> None
         console.print(Text(plain(section.title), style="bold"))
         for line in section.lines:
             console.print(Text(plain(f"  {line}")))
-    if not left:
+    if not unchecked:
         console.print(Text(plain(f"{plan} is sound."), style="green"))
         return
-    said = f"{plan} is sound as far as can be told without its code; not looked at: {', '.join(map(str, left))}."
-    console.print(Text(plain(said), style="yellow"))
-
-
-# `fedglass schema`: the JSON schema of a plan.
+    names = ", ".join(map(str, unchecked))
+    console.print(Text(plain(f"{plan} is sound, except for code that was not checked: {names}."), style="yellow"))
 
 
 @click.command(short_help="Print the JSON schema of a plan, for editors.")
 def schema() -> None:
     """Print the JSON schema of plan files: every key, its type, range and meaning.
 
-    Editors that know TOML schemas complete and check a plan with it as it is written.
+    Editors with support for TOML schemas use it to complete and check a plan.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`fedglass list`: what can be named in a plan."""
+"""`fedglass list` prints the names that a plan can use."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from dataclasses import dataclass
 
 import click
 
-from fedglass.cli.options import Output, answering
+from fedglass.cli.options import Output, output_options
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import KINDS, Entry, entries, listed_name
 from fedglass.core.scale import scale_of
 
-OWN = {
-    "models": "called with what it takes of shape and classes, returns a torch.nn.Module",
+OWN_CODE = {
+    "models": "a function of shape and classes, as far as it takes them, that returns a torch.nn.Module",
     "datasets": (
-        "called with what it takes of split, size and path (named as package.module:name:PATH), returns a "
-        "fedglass.data.dataset.Dataset"
+        "a function of split, size and path (written as package.module:name:PATH), as far as it takes them, that "
+        "returns a fedglass.data.dataset.Dataset"
     ),
     "metrics": "a fedglass.Metric",
 }
-"""What `package.module:name` must name; of the other kinds a function or a class that makes the part."""
+"""Kind -> what `package.module:name` must be; for other kinds a function or a class that makes the part."""
 NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)
 CONFIGURED = ("attacks", "defences", "rules", "behaviours", "refinements")
-"""Kinds whose tables in a plan hold options; the others are given all that they take."""
+"""Kinds with options in a plan; fedglass itself gives the other kinds all that they need."""
 
 
 @dataclass(frozen=True)
-class Listed:
-    """One name, what it stands for, and more about it by heading; what is empty is not shown."""
+class ListEntry:
+    """One name with its summary, and further facts by heading; empty facts are not shown."""
 
     name: str
     summary: str
     facts: Sequence[tuple[str, str]] = ()
 
 
-def registered(kind: str) -> list[Listed]:
-    """The parts of a kind, built in and of installed packages, and how to name one's own."""
-    noun = KINDS[kind].noun
-    own = Listed("package.module:name", f"your own: {OWN.get(kind, f'a function or a class that makes the {noun}')}")
-    return [*(_listed(entry) for entry in entries(kind)), own]
+def registered(kind: str) -> list[ListEntry]:
+    """Return the parts of a kind, built in or from installed packages, and how to name your own."""
+    needed = OWN_CODE.get(kind, f"a function or a class that makes the {KINDS[kind].noun}")
+    own_code = ListEntry("package.module:name", f"your own: {needed}")
+    return [*(_listed(entry) for entry in entries(kind)), own_code]
 
 
-def _listed(entry: Entry) -> Listed:
+def _listed(entry: Entry) -> ListEntry:
     problem, facts = entry.problem, []
     try:
         facts = [] if problem else _facts(entry)
     except UsageError as error:
         problem = str(error)
     name = entry.name if problem else listed_name(entry)
-    shown = [*facts, ("paper", entry.paper), ("from", entry.origin), ("can not be used", problem)]
-    return Listed(name, entry.summary, shown)
+    shown = [*facts, ("paper", entry.paper), ("from", entry.origin), ("not usable", problem)]
+    return ListEntry(name, entry.summary, shown)
 
 
 def _facts(entry: Entry) -> list[tuple[str, str]]:
@@ -66,41 +66,43 @@ def _reading(name: str) -> list[tuple[str, str]]:
     return [("unit", scale.unit), ("reading", f"{'higher' if scale.higher_leaks else 'lower'} leaks more")]
 
 
-def parts() -> list[Listed]:
+def parts() -> list[ListEntry]:
     from fedglass.attack.defaults import inventory
 
     return [
-        Listed(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
+        ListEntry(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
         for p in inventory()
     ]
 
 
-def partitions() -> list[Listed]:
+def partitions() -> list[ListEntry]:
     return [
-        Listed("iid", "shuffled and dealt out evenly"),
-        Listed("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
-        Listed("writers", "one writer per client, for datasets that name them"),
+        ListEntry("iid", "shuffled and split evenly"),
+        ListEntry("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
+        ListEntry("writers", "one writer per client, for datasets that name them"),
     ]
 
 
-def views() -> list[Listed]:
+def views() -> list[ListEntry]:
     return [
-        Listed("server", "the update of a client, as a curious server does"),
-        Listed("aggregate", "only the aggregate of all clients, as a server behind secure aggregation does"),
-        Listed("peer", "two global models in a row, as a curious client does, which knows its own update"),
+        ListEntry("server", "a curious server that sees the update of each client"),
+        ListEntry("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
+        ListEntry(
+            "peer", "a curious client that sees the global model before and after a round; it knows its own update"
+        ),
     ]
 
 
-OTHERS: dict[str, Callable[[], list[Listed]]] = {"partitions": partitions, "views": views, "parts": parts}
+UNREGISTERED: dict[str, Callable[[], list[ListEntry]]] = {"partitions": partitions, "views": views, "parts": parts}
 
 
-@click.command(name="list", short_help="List attacks, models, datasets and all else that a plan can name.")
-@click.argument("kind", type=click.Choice([*NAMED, *OTHERS]), required=False)
-@answering
+@click.command(name="list", short_help="List attacks, models, datasets and other names for a plan.")
+@click.argument("kind", type=click.Choice([*NAMED, *UNREGISTERED]), required=False)
+@output_options
 def list_known(kind: str | None, output: Output) -> None:
-    """List what a plan can name, with one line about each and where it comes from; without KIND, everything.
+    """List the names that a plan can use, with a summary and the source of each; without KIND, all of them.
 
-    `parts` are what attacks are composed of, for recipes of your own in Python. With -q the names alone are printed.
+    `parts` are the building blocks of attacks, for your own recipes in Python. With -q only the names are printed.
 
     \b
     Examples:
@@ -108,44 +110,44 @@ def list_known(kind: str | None, output: Output) -> None:
       fedglass list models
       fedglass list defences -q
     """
-    chosen = [kind] if kind else [*NAMED, *OTHERS]
-    found = {each: OTHERS[each]() if each in OTHERS else registered(each) for each in chosen}
+    chosen = [kind] if kind else [*NAMED, *UNREGISTERED]
+    by_kind = {name: UNREGISTERED[name]() if name in UNREGISTERED else registered(name) for name in chosen}
     if output.as_json:
-        output.answer({each: [_value(listed) for listed in known] for each, known in found.items()})
+        output.answer({name: [_value(entry) for entry in listed] for name, listed in by_kind.items()})
         return
-    for number, (each, known) in enumerate(found.items()):
+    for number, (name, listed) in enumerate(by_kind.items()):
         if output.quiet:
-            _show_names(known)
+            _show_names(listed)
             continue
         if not kind:
-            click.echo(("\n" if number else "") + each.upper())
-        _show(known)
+            click.echo(("\n" if number else "") + name.upper())
+        _show(listed)
 
 
-def _value(listed: Listed) -> dict[str, object]:
-    facts = {heading.replace(" ", "_"): text for heading, text in listed.facts if text}
-    return {"name": listed.name, "summary": listed.summary, **facts}
+def _value(entry: ListEntry) -> dict[str, object]:
+    facts = {heading.replace(" ", "_"): text for heading, text in entry.facts if text}
+    return {"name": entry.name, "summary": entry.summary, **facts}
 
 
-def _show_names(known: Sequence[Listed]) -> None:
+def _show_names(listed: Sequence[ListEntry]) -> None:
     from fedglass.cli.options import plain
 
-    for listed in known:
-        click.echo(plain(listed.name))
+    for entry in listed:
+        click.echo(plain(entry.name))
 
 
-def _show(known: Sequence[Listed]) -> None:
+def _show(listed: Sequence[ListEntry]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
     from fedglass.cli.options import plain
 
-    # An entry of a few lines instead of a row: citations in a narrow column can not be read.
+    # An entry of a few lines instead of a row: citations in a narrow column cannot be read.
     console = Console(highlight=False, soft_wrap=False)
-    for listed in known:
-        console.print(Text(plain(listed.name), style="bold"))
-        console.print(Padding(Text(plain(listed.summary)), (0, 0, 0, 4)))
-        for heading, text in listed.facts:
+    for entry in listed:
+        console.print(Text(plain(entry.name), style="bold"))
+        console.print(Padding(Text(plain(entry.summary)), (0, 0, 0, 4)))
+        for heading, text in entry.facts:
             if text:
                 console.print(Padding(Text(f"{heading}: {plain(text)}", style="dim"), (0, 0, 0, 4)))

@@ -25,12 +25,12 @@ BAD_REQUEST, NOT_COMPLETED = 2, 3
 
 
 class Commands(click.Group):
-    """Turns every refusal into one message on stderr and an exit code."""
+    """The group of all commands, which turns every error into one message on stderr and an exit code."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A command of two words goes before that of its first word."""
+        """Prefer a command of two words, such as `train diffusion`, to that of its first word."""
         both = " ".join(args[:2])
         if both in self.commands:
             return both, self.commands[both], args[2:]
@@ -43,32 +43,32 @@ class Commands(click.Group):
             click.echo(f"fedglass: {plain(str(error))}", err=True)
             ctx.exit(BAD_REQUEST if isinstance(error, UsageError) else NOT_COMPLETED)
         except KeyboardInterrupt:
-            click.echo("\nfedglass: stopped; run the same command again to continue where it was.", err=True)
+            click.echo("\nfedglass: stopped; run the same command again to continue.", err=True)
             ctx.exit(NOT_COMPLETED)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="fedglass")
 def cli() -> None:
-    """Audit federated learning: what do the clients' messages give away?
+    """Audit federated learning: what do the clients' messages reveal?
 
-    fedglass plays published reconstruction attacks against your federation, simulated or recorded, and
+    fedglass runs published reconstruction attacks against your federation, simulated or recorded, and
     reports what each of them recovered.
 
     \b
     First steps:
       fedglass demo                    audit a small embedded federation, with pictures
-      fedglass init plan.toml          write a commented plan to start from
-      fedglass check plan.toml         see the threat model in plain words
+      fedglass init plan.toml          write a commented plan
+      fedglass check plan.toml         print the threat model
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
 
     \b
-    A federation that you have recorded (docs/bundles.md):
+    Audit a recorded federation (docs/bundles.md):
       fedglass record-info recorded/
       fedglass audit recorded/ -o out
 
     \b
-    In a pipeline (every command that prints takes --json and -q):
+    In a pipeline (every command that prints has --json and -q):
       fedglass audit plan.toml -o out --json
       fedglass report out --junit junit.xml --sarif fedglass.sarif
 
@@ -77,7 +77,7 @@ def cli() -> None:
       0  CLEAR: a certificate covers every audited record
       1  LEAK or EXPOSED: images were recovered, or records are singled out
       2  the command or the plan is wrong
-      3  INCONCLUSIVE (unless inconclusive_fails = false), or the audit could not complete
+      3  INCONCLUSIVE (unless inconclusive_fails = false), or the audit is incomplete
     """
 
 
@@ -87,7 +87,7 @@ for command in (demo, init, check, audit, record_info, join, report, list_known,
 
 
 class _Crash:
-    """A fault of fedglass itself must not look like a verdict: traceback, and exit code 3."""
+    """A guard around the command line: an internal error prints a traceback and exits with 3, never like a verdict."""
 
     def __enter__(self) -> None:
         return None
@@ -101,10 +101,10 @@ class _Crash:
 
 
 def main() -> None:
-    """The entry point of the `fedglass` command."""
+    """Run the `fedglass` command."""
     with _Crash():
         try:
             cli()
         finally:
-            # The last collection would walk through all that torch has made, most of a second, for nothing.
+            # Skip the last garbage collection, which takes most of a second after torch was used.
             gc.freeze()

@@ -1,4 +1,4 @@
-"""Text from files on its way to a terminal."""
+"""The options that commands share: output as text or JSON, code of a plan, executors; and progress bars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def plain(text: str) -> str:
-    """The text on one line, without characters that would command the terminal.
+    """Return the text on one line, without characters that control the terminal.
 
     >>> plain("a\\nb \\x1b[31mred")
     'a b ?[31mred'
@@ -35,55 +35,49 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
-# How a command answers: in words, as JSON, or not at all.
-
-
 SCHEMA_VERSION = 1
-"""Of the JSON on stdout; it grows when a field changes its meaning or goes, not when one is added."""
+"""Version of the JSON on stdout; it grows when a field changes its meaning or is removed, not when one is added."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What the user asked to be told: `--json` and `--quiet`."""
+    """The form of a command's output: text, `--json` or `--quiet`."""
 
     as_json: bool = False
     quiet: bool = False
 
     @property
     def in_words(self) -> bool:
-        """Whether words belong on stdout."""
+        """Whether the command prints text on stdout."""
         return not (self.as_json or self.quiet)
 
     def say(self, text: str) -> None:
-        """One line on stdout, where words belong there."""
+        """Print one line on stdout, unless JSON or silence was requested."""
         if self.in_words:
             click.echo(plain(text))
 
     def note(self, text: str) -> None:
-        """One line on stderr, beside the answer."""
+        """Print one line on stderr, unless silence was requested."""
         if not self.quiet:
             click.echo(plain(text), err=True)
 
     def answer(self, value: Mapping[str, Any]) -> None:
-        """The result as JSON, where that was asked for: all that a program finds on stdout."""
+        """Print the result as JSON if that was requested; nothing else is on stdout then."""
         if self.as_json:
-            whole = {"schema_version": SCHEMA_VERSION, "fedglass": __version__, **value}
-            click.echo(json.dumps(whole, allow_nan=False, indent=1))
+            document = {"schema_version": SCHEMA_VERSION, "fedglass": __version__, **value}
+            click.echo(json.dumps(document, allow_nan=False, indent=1))
 
 
-def answering(command: Callable[..., None]) -> Callable[..., None]:
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options `--json` and `-q`, which it receives as its argument `output`."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (docs/json.md), nothing else.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print errors alone, and what --json asks for.")
+    @click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON (docs/json.md).")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and the result if --json is given.")
     @functools.wraps(command)
     def wrapped(*arguments: Any, as_json: bool, quiet: bool, **more: Any) -> None:
         command(*arguments, output=Output(as_json, quiet), **more)
 
     return wrapped
-
-
-# The code that a plan runs: where it may come from, and that the user is told before it runs.
 
 
 code_option = click.option(
@@ -92,30 +86,30 @@ code_option = click.option(
     metavar="DIR",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A folder whose modules the plan may name, beside those of installed packages; may be repeated.",
+    help="Folder with modules that the plan may use, in addition to installed packages; may be repeated.",
 )
 
 model_option = click.option(
     "--model",
-    help="The model that a bundle was recorded from; one that is code of others runs only if it is named here.",
+    help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
 
 public_option = click.option(
     "--public",
     metavar="DATA",
-    help="Examples like the clients' that no client has: a data set, a folder of classes, or an npz file. By them the "
-    "audit tells whether a message names its records.",
+    help="Public examples that resemble the clients': a data set, a folder of classes, or an npz file. The candidate "
+    "game needs them.",
 )
 
 
 @contextmanager
 def importable(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, modules in these folders are found, after all others; by workers that are started inside too."""
+    """Make modules in these folders importable inside the context, also for workers that are started there."""
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--code: no such folder: {folder}.")
     before = list(sys.path)
-    # Last, so that nothing in them takes the place of a module of Python or of an installed package.
+    # Last, so that no folder hides a module of Python or of an installed package.
     sys.path += [path for path in map(str, (f.resolve() for f in folders)) if path not in before]
     try:
         yield
@@ -124,24 +118,21 @@ def importable(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def announce(plan: Plan, output: Output) -> None:
-    """Say which code of others the plan is about to run."""
+    """Print which code outside fedglass the plan is about to run."""
     from fedglass.plan.code import code_of
 
-    found = ", ".join(map(str, code_of(plan)))
-    if found:
-        output.note(f"This plan runs code of its own: {found}. If it is not yours, read that code first.")
+    names = ", ".join(map(str, code_of(plan)))
+    if names:
+        output.note(f"This plan runs code outside fedglass: {names}. If it is not yours, read that code first.")
 
 
 def announce_named(model: str | None, public: str | None, output: Output) -> None:
-    """Say that a model or a data set is code of others, before it runs."""
+    """Print that a model or a data set is code outside fedglass, before it runs."""
     from fedglass.plan.code import code_named
 
     named = {"models": model, "datasets": public}
     for code in (code for kind, name in named.items() if name is not None for code in code_named(kind, name)):
-        output.note(f"This runs code of others: {code}. If it is not yours, read that code first.")
-
-
-# The options by which a command is told where its cases run.
+        output.note(f"This runs code outside fedglass: {code}. If it is not yours, read that code first.")
 
 
 PROCESSES = "processes"
@@ -149,51 +140,51 @@ KIND = "executors"
 
 
 @dataclass(frozen=True)
-class Hands:
-    """Who plays the cases."""
+class ExecutorOptions:
+    """The executor that runs the cases, and its options."""
 
     name: str = PROCESSES
     workers: int | None = None
     options: Sequence[str] = ()
 
     def count(self, shared: bool = False) -> int:
-        """How many cases run at a time on this machine. Processes that share an accelerator get in each other's way."""
+        """Return how many cases run at a time on this machine: one if they share an accelerator."""
         return self.workers or (1 if shared else cores())
 
     def warm_up(self, device: str) -> None:
-        """Let the workers' imports run beside those of this process: called before anything that imports torch."""
+        """Start the workers' imports in parallel with this process; call it before anything imports torch."""
         from fedglass.execution.fork_server import start_fork_server
 
         if self.name == PROCESSES and self.count(device not in ("auto", "cpu")) > 1:
             start_fork_server("fedglass.audit.play")
 
     def executor(self, shared: bool = False) -> Executor:
-        """The executor of that name; `shared` says that the cases need an accelerator."""
-        made, given = factory(KIND, self.name), dict(_pair(text) for text in self.options)
+        """Return the executor; `shared` means that the cases need an accelerator."""
+        create, texts = factory(KIND, self.name), dict(_pair(text) for text in self.options)
         if self.name == PROCESSES:
-            given = {**given, "workers": str(self.count(shared))}
+            texts = {**texts, "workers": str(self.count(shared))}
         elif self.workers is not None:
-            given = {**given, "workers": str(self.workers)}
-        if shared and takes(made, "gpus"):
-            given = {"gpus": "1", **given}
-        executor: Executor = make(KIND, self.name, **_typed(made, given))
+            texts = {**texts, "workers": str(self.workers)}
+        if shared and takes(create, "gpus"):
+            texts = {"gpus": "1", **texts}
+        executor: Executor = make(KIND, self.name, **_typed(create, texts))
         return executor
 
 
-def executing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say where its cases run, which it receives as its argument `hands`."""
+def executor_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its executor, which it receives as its argument `execution`."""
 
     @click.option(
         "--workers",
         type=click.IntRange(1),
-        help="Cases at a time.  [default: one per core; with ray all of the cluster, with slurm 16]",
+        help="Number of cases that run at a time.  [default: one per core; ray: the whole cluster; slurm: 16]",
     )
     @click.option(
         "--executor",
         default=PROCESSES,
         show_default=True,
         metavar="NAME",
-        help="Where they run: processes of this machine, ray or slurm (docs/clusters.md).",
+        help="Where the cases run: processes (of this machine), ray or slurm (docs/clusters.md).",
     )
     @click.option(
         "-x",
@@ -201,41 +192,41 @@ def executing(command: Callable[..., None]) -> Callable[..., None]:
         "options",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Such as address=10.0.0.5:6379 with ray, partition=long with slurm; may be repeated.",
+        help="Option of the executor, such as address=10.0.0.5:6379 (ray) or partition=long (slurm); may be repeated.",
     )
     @functools.wraps(command)
     def wrapped(*arguments: Any, workers: int | None, executor: str, options: tuple[str, ...], **more: Any) -> None:
-        command(*arguments, hands=Hands(executor, workers, options), **more)
+        command(*arguments, execution=ExecutorOptions(executor, workers, options), **more)
 
     return wrapped
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
         raise UsageError(f"--executor-option must be KEY=VALUE, got {text!r}.")
     return name.strip(), value.strip()
 
 
-def _typed(made: Callable[..., Any], given: Mapping[str, str]) -> dict[str, object]:
-    """The options as values of the types of their defaults; an option that there is not is left to who makes it.
+def _typed(create: Callable[..., Any], texts: Mapping[str, str]) -> dict[str, object]:
+    """Return the options as values of the types of their defaults; unknown options stay texts.
 
     >>> _typed(lambda minutes=60, partition="": None, {"minutes": "5", "partition": "7"})
     {'minutes': 5, 'partition': '7'}
     """
-    known, found = parameters(made), dict[str, object]()
-    for name, text in given.items():
-        default = known[name].default if name in known else ""
+    accepted, values = parameters(create), dict[str, object]()
+    for name, text in texts.items():
+        default = accepted[name].default if name in accepted else ""
         kind = int if name == "workers" else type(default) if isinstance(default, int | float) else str
         try:
-            found[name] = kind(text)
+            values[name] = kind(text)
         except ValueError as error:
             raise UsageError(f"--executor-option {name} must be a number, got {text!r}.") from error
-    return found
+    return values
 
 
 class Bars:
-    """Spinner, words cut to the width that is left, bar, elapsed and remaining time; on stderr, gone when done."""
+    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         # Imported here: `fedglass --help` imports this module and shows no bar.
@@ -244,8 +235,8 @@ class Bars:
         from rich.table import Column
 
         self.console = console or Console(stderr=True, highlight=False)
-        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        text = TextColumn("{task.description}", markup=False, table_column=words)
+        column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=column)
         parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
         self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
 

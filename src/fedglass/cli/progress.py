@@ -41,24 +41,24 @@ STYLES = {
 class Screen(Bars):
     """Progress bars on stderr: one for all cases and one for each that is running.
 
-    Where stderr is no terminal, as in a pipeline, every finished case leaves a line.
+    If stderr is not a terminal, as in a pipeline, every finished case leaves a line.
     """
 
     def __init__(self, cases: str, in_words: Callable[[Record], str], console: Console | None = None) -> None:
-        """`cases` is what they are called, `in_words` says what a record came to."""
+        """Show cases under the name `cases`; `in_words` describes a record in a phrase."""
         super().__init__(console)
         self.cases, self.in_words = cases, in_words
-        self.whole: TaskID | None = None
+        self.all_cases: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.training: dict[str, TaskID] = {}
 
     def planned(self, cases: int, done: int) -> None:
         if done:
             self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
-        if self.whole is None:
-            self.whole = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
-        else:  # searches follow what always runs
-            self.bars.update(self.whole, total=cases, completed=done, description=f"{cases} {self.cases}")
+        if self.all_cases is None:
+            self.all_cases = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
+        else:  # searches are added after the cases that always run
+            self.bars.update(self.all_cases, total=cases, completed=done, description=f"{cases} {self.cases}")
 
     def trained(self, name: str, done: int, total: int) -> None:
         if name not in self.training:
@@ -73,8 +73,8 @@ class Screen(Bars):
 
     def finished(self, case: Case[Any], record: Record) -> None:
         self.bars.remove_task(self.running.pop(case.key))
-        if self.whole is not None:
-            self.bars.advance(self.whole)
+        if self.all_cases is not None:
+            self.bars.advance(self.all_cases)
         self._line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
 
     def _line(self, text: str, style: str) -> None:
@@ -82,15 +82,15 @@ class Screen(Bars):
 
 
 def outcome_in_words(record: Record) -> str:
-    """One record in a phrase: its best scores and its flags."""
+    """Describe one record in a phrase: its best scores and its doubts."""
     if record.status == "failed":
         return f"failed after {record.seconds:.0f} s ({record.error})"
     scores = [
-        f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(known))}"
+        f"{scale_of(name).title} {scale_of(name).show(scale_of(name).best(values))}"
         for name in list(record.metrics)[:2]
         # Without a message the scores are those of a plain grey image.
         if not is_mute(record)
-        and (known := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
+        and (values := [v for v in ImageScores.of(record).values(name, scale_of(name)) if v is not None])
     ]
     flags = [flag.name for flag in map(flag_of, record.doubts) if flag.severity != "info"]
     noted = f" [{', '.join(flags)}]" if flags else ""
@@ -98,7 +98,7 @@ def outcome_in_words(record: Record) -> str:
 
 
 def _evidence_in_words(record: Record) -> str:
-    """A game, a certificate or an exact attack in a phrase."""
+    """Describe a game, a certificate or an exact attack in a phrase."""
     if record.game is not None:
         named = round(record.game.top1 * record.game.records)
         return f"{named} of {record.game.records} records named among {record.game.candidates}"
@@ -110,7 +110,7 @@ def _evidence_in_words(record: Record) -> str:
 
 
 def utility_in_words(records: Sequence[Record]) -> list[str]:
-    """What protects each federation, and how good its trained model is; nothing where neither is known."""
+    """Describe the defences of each federation and the quality of its model, as far as they are known."""
     lines = []
     for record in records:
         figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
@@ -121,7 +121,7 @@ def utility_in_words(records: Sequence[Record]) -> list[str]:
 
 
 def say_result(result: Result, device: str) -> None:
-    """The verdict, the doubts behind it and the report's place, on stdout."""
+    """Print the verdict, its doubts and the path of the report on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict
     console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
@@ -134,14 +134,14 @@ def say_result(result: Result, device: str) -> None:
     gate = result.summary.judged_by()
     counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
     if counts:
-        said = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-        console.print(Text(f"Doubts, explained in the report: {said}", style="dim"), soft_wrap=True)
+        names = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+        console.print(Text(f"Doubts, explained in the report: {names}", style="dim"), soft_wrap=True)
     console.print(Text(f"Device: {device}", style="dim"))
     console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)
 
 
-class Silent:
-    """Says nothing."""
+class SilentTraining:
+    """The progress of a training that is not shown."""
 
     def line(self, text: str) -> None: ...
 
@@ -151,7 +151,7 @@ class Silent:
 
 
 class TrainingScreen(Bars):
-    """A progress bar on stderr; where that is no terminal, every saved checkpoint leaves a line."""
+    """A progress bar on stderr; if that is not a terminal, every saved checkpoint leaves a line."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
@@ -174,7 +174,7 @@ class TrainingScreen(Bars):
 
 
 def of_verdict(verdict: Verdict) -> dict[str, Any]:
-    """The answer itself, and what a pipeline would exit with."""
+    """Return the verdict as JSON, with the exit code for a pipeline."""
     interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
     return {
         "state": verdict.state,
@@ -187,25 +187,25 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
-    """How many cases have run, and the doubts that they carry; `planned` is None where nobody knows."""
+    """Return the numbers of cases and their doubts as JSON; `planned` is None if it is unknown."""
     failed = sum(record.status == "failed" for record in records)
     counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
-    doubts = [{"kind": kind, "severity": how, "cases": cases} for (kind, how), cases in counts.most_common()]
+    doubts = [{"kind": kind, "severity": severity, "cases": n} for (kind, severity), n in counts.most_common()]
     return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
 
 
 def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What each attack recovered, the one that leaked most first."""
+    """Return the figures of each attack as JSON, the one that leaked most first."""
     fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
     return [{name: getattr(group, name) for name in fields} for group in groups]
 
 
 def of_gate(gate: Gate) -> dict[str, Any]:
-    """What was judged by."""
+    """Return the limits of the gate as JSON."""
     return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
 
 
 def of_directory(directory: Path) -> dict[str, str]:
-    """Where everything is."""
+    """Return the paths of an audit as JSON."""
     names = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
     return {"directory": str(directory), **{name: str(directory / file) for name, file in names.items()}}

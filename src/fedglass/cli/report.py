@@ -1,4 +1,4 @@
-"""`fedglass report`: write the page of an audit again, and what pipelines read."""
+"""`fedglass report` writes the page of an audit, and reports for pipelines."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from pathlib import Path
 
 import click
 
-from fedglass.cli.options import Output, answering
+from fedglass.cli.options import Output, output_options
 
 TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
 
 
-@click.command(short_help="Write the report of an audit directory again, also for CI systems.")
+@click.command(short_help="Write the report of an audit directory, also for CI systems.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", "page", type=click.Path(path_type=Path), help="The page.  [default: DIRECTORY/report.html]"
+    "-o",
+    "--output",
+    "page",
+    type=click.Path(path_type=Path),
+    help="File of the page.  [default: DIRECTORY/report.html]",
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--sarif", type=click.Path(path_type=Path), metavar="FILE", help="Also write SARIF 2.1.0.")
-@answering
+@output_options
 def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path | None, output: Output) -> None:
     """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
 
-    An audit that has not finished can be reported too; its page says so. JUnit XML has a test case for each record: a
-    leak is a failure, a failed case an error, and one that cannot tell is skipped. SARIF has a rule for a leak and
-    one for each flag.
+    An unfinished audit can be reported too; its page says that it is incomplete. JUnit XML has a test case for each
+    record: a leak is a failure, a failed case is an error, and an inconclusive case is skipped. SARIF has a rule for a
+    leak and one for each kind of doubt.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`fedglass reproduce`: re-create the published tables and figures."""
+"""`fedglass reproduce` re-creates published tables and figures, and lists them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import Hands, Output, answering, executing
+from fedglass.cli.options import ExecutorOptions, Output, executor_options, output_options
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.reproduce.tables import REDUCED, Figure, Printed, Request, Table, choose_rows, figure, names, table
 
@@ -19,29 +19,26 @@ if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
 
 
-# What `fedglass reproduce` tells without a run: its tables and figures, and a few beside what is built.
-
-
 def of_printed(value: Printed | str | None) -> Any:
-    """A published or measured value as JSON has it: a mean and its spread, words, or null."""
+    """Return a published or measured value as JSON: a mean and its spread, a text, or null."""
     return {"mean": value.mean, "spread": value.spread} if isinstance(value, Printed) else value
 
 
 def of_table(of: Table) -> dict[str, Any]:
-    """Which table it is."""
+    """Return name, title and source of a table as JSON."""
     return {"name": of.name, "title": of.title, "source": of.source}
 
 
 def say_known(name: str | None, output: Output) -> None:
-    """All tables and figures, or the rows and methods of one."""
+    """Print all tables and figures, or the rows and methods of one."""
     if name is not None:
         return _say_one(table(figure(name).table), output)
-    known = names()
-    output.answer({"tables": [{"name": key, "title": title} for key, title in known.items()]})
+    titles = names()
+    output.answer({"tables": [{"name": key, "title": title} for key, title in titles.items()]})
     if not output.as_json:
-        width = max(map(len, known))
-        for key, title in known.items():
-            # The names alone are what a program that asks for silence still needs, as of `fedglass list`.
+        width = max(map(len, titles))
+        for key, title in titles.items():
+            # Quiet output still has the names, as in `fedglass list`.
             click.echo(key if output.quiet else f"{key:<{width}}  {title}")
     return None
 
@@ -52,8 +49,8 @@ def _say_one(of: Table, output: Output) -> None:
 
     methods = method_titles(of) if of.name in paper_of(of).tables else {}
     if output.as_json:
-        told = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
-        output.answer({**of_table(of), "measures": _measures(of), "rows": _rows(of), "methods": told})
+        listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
+        output.answer({**of_table(of), "measures": _measures(of), "rows": _rows(of), "methods": listed})
     elif output.quiet:
         for method in methods:
             click.echo(method)
@@ -82,16 +79,16 @@ def _print_one(of: Table, methods: dict[str, str]) -> None:
 
 
 def say_comparison(of: Table, output: Output) -> bool:
-    """Tell the table beside what is built, where it is one of those that are compared without a run."""
+    """Print a table that is compared without a run; return False for any other table."""
     from rich.console import Console
     from rich.table import Table as Grid
 
     from fedglass.reproduce.paper import paper_of
 
-    made = paper_of(of).compared.get(of.name)
-    if made is None:
+    compare = paper_of(of).compared.get(of.name)
+    if compare is None:
         return False
-    comparison = made(of)
+    comparison = compare(of)
     heads = [*comparison.heads, "paper", "here"]
     lines = [dict(zip(heads, line, strict=True)) for line in comparison.lines] if output.as_json else []
     output.answer({**of_table(of), "lines": lines, "remarks": list(of.notes)})
@@ -116,7 +113,7 @@ def _rows(of: Table) -> list[dict[str, Any]]:
         {
             "row": row.number,
             "setting": dict(row.setting),
-            "paper": {method: {m: of_printed(known[m]) for m in of.measures} for method, known in row.values.items()},
+            "paper": {method: {m: of_printed(values[m]) for m in of.measures} for method, values in row.values.items()},
         }
         for row in of.rows
     ]
@@ -131,59 +128,67 @@ CLIENTS = 3
 @click.argument("name")
 @click.argument("of", required=False)
 @click.option(
-    "--clients", type=int, help="Clients in each row; the papers have 100 or 20.  [default: 3, or the table's own]"
+    "--clients", type=int, help="Clients per row; the papers have 100 or 20.  [default: 3, or the table's own]"
 )
-@click.option("--rows", multiple=True, help="Such as 1,3-4 or dataset=FEMNIST,epochs=10.  [default: all]")
+@click.option("--rows", multiple=True, help="Rows to run, such as 1,3-4 or dataset=FEMNIST,epochs=10.  [default: all]")
 @click.option(
     "--methods",
     multiple=True,
-    help="Names of `list TABLE`, separated by commas.  [default: the paper's, or the table's own]",
+    help="Methods to run, as in `list TABLE`, separated by commas.  [default: the paper's, or the table's own]",
 )
 @click.option(
-    "--data", multiple=True, help="LEAF's json files, CIFAR, or celeba=folder:PATH and such; may be repeated."
+    "--data",
+    multiple=True,
+    help="Data of the paper: LEAF's json files, CIFAR, or NAME=SOURCE such as celeba=folder:PATH; may be repeated.",
 )
 @click.option(
     "--stand-ins",
     type=click.Path(path_type=Path),
-    help=f"A folder of files for data that are not given.  [default: ${SHARED}, or embedded images]",
+    help=f"Folder with stand-ins for missing data.  [default: ${SHARED}, or embedded images]",
 )
 @click.option(
     "--own-labels",
     is_flag=True,
-    help="Stand-ins keep their own labels, which repeat more than those drawn from as many classes as the paper has.",
+    help="Keep the labels of stand-ins, instead of drawing labels from as many classes as the paper has.",
 )
 @click.option(
     "--iterations",
     type=click.IntRange(1),
-    help="The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own; where the "
-    "page says so, of all stages together.  [default: the release's, or the table's own: an hour on 2 cores]",
+    help="Iterations of each recipe. Warm-up and finishing stages keep their own unless the page says otherwise.  "
+    "[default: as in the authors' code, or the table's own: an hour on 2 cores]",
 )
 @click.option(
-    "--restarts", type=click.IntRange(1), default=1, show_default=True, help="Of each attack, if its paper restarts."
+    "--restarts",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Restarts of each attack whose paper uses restarts.",
 )
 @click.option(
     "--size",
     type=click.Choice(["32", "64", "96", "128", "224"]),
-    help="Of photographs, 224 or 128 in papers.  [default: 96, or the table's own]",
+    help="Side of photographs in pixels; 224 or 128 in papers.  [default: 96, or the table's own]",
 )
 @click.option(
     "--images",
     type=click.IntRange(1),
-    help="Of each client, 16 with the curious client; its other sizes in proportion.  [default: the table's own]",
+    help="Images per client (curious client: 16; other sizes scale with it).  [default: the table's own]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    help="That a federation trains for, where the paper does not say.  [default: the table's own]",
+    help="Training rounds, if the paper does not specify them.  [default: the table's own]",
 )
 @click.option(
-    "--weights", multiple=True, help="Trained networks that rows start from, such as transfer=FILE or 50=FILE."
+    "--weights",
+    multiple=True,
+    help="Trained network that rows start from, as NAME=FILE such as transfer=FILE or 50=FILE; may be repeated.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
-@executing
-@click.option("--dry-run", is_flag=True, help="Say what would be run and how long it would take.")
-@answering
+@executor_options
+@click.option("--dry-run", is_flag=True, help="Print what would run and how long it would take.")
+@output_options
 def reproduce(
     name: str,
     of: str | None,
@@ -201,15 +206,15 @@ def reproduce(
     weights: tuple[str, ...],
     seed: int,
     place: Path,
-    hands: Hands,
+    execution: ExecutorOptions,
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Re-create NAME, a published table or figure, and print the paper's numbers beside the measured ones.
+    """Re-create NAME, a published table or figure, and print the paper's numbers next to the measured ones.
 
-    `fedglass reproduce list` names all of them, `fedglass reproduce list NAME` the rows and methods of one.
-    The directory keeps a record of every run, and NAME.html with the pictures; whatever is finished there is
-    not run again, also where another table asks for the same.
+    `fedglass reproduce list` prints all names, `fedglass reproduce list NAME` the rows and methods of one. The output
+    directory receives a record of every run, and NAME.html with the pictures. Finished runs are not repeated, even
+    for another table that needs the same run.
 
     \b
     Examples:
@@ -224,8 +229,8 @@ def reproduce(
         raise UsageError(f"Expected one table or figure, got {name!r} and {of!r}.")
     if clients is not None and clients < 1:
         raise UsageError(f"clients must be at least 1, got {clients}.")
-    asked = figure(name)
-    printed = table(asked.table)
+    chosen_figure = figure(name)
+    printed = table(chosen_figure.table)
     side = printed.default.get("side", REDUCED) if size is None else int(size)
     request = Request(
         iterations or printed.default.get("iterations"),
@@ -236,15 +241,15 @@ def reproduce(
         own_labels,
         rounds or printed.default.get("rounds"),
     )
-    chosen = rows or (",".join(map(str, asked.rows)),) * bool(asked.rows)
-    wanted = [m.strip() for given in methods for m in given.split(",")] or list(asked.methods)
+    chosen = rows or (",".join(map(str, chosen_figure.rows)),) * bool(chosen_figure.rows)
+    wanted = [m.strip() for option in methods for m in option.split(",")] or list(chosen_figure.methods)
     if not dry_run:
-        hands.warm_up("auto")
+        execution.warm_up("auto")
     if say_comparison(printed, output):
         return None
     count = clients or printed.default.get("clients", CLIENTS)
     planned, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
-    return _run(asked, printed, planned, absent, place, hands, dry_run, output)
+    return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
 
 
 def _cells(
@@ -257,39 +262,39 @@ def _cells(
     request: Request,
     seed: int,
 ) -> tuple[list[Cell], list[str]]:
-    """What is to be run, and in words what is left out of it."""
+    """Return what is to be run, and a sentence for each thing that is left out."""
     from fedglass.reproduce.cases import cells, check_networks, check_options, choose_methods, data_kinds, skipped_rows
     from fedglass.reproduce.populations import populations
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
     folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
     check_options(of, request)
-    found = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
-    planned = cells(of, selected, used, clients, found, request, seed)
+    data_sets = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
+    planned = cells(of, selected, used, clients, data_sets, request, seed)
     check_networks(planned, seed)
     return planned, skipped_rows(of, selected, request)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
-    """Files by the name in front of them.
+    """Return files by the name in front of them.
 
     >>> named([f"50={__file__}"]) == {"50": __file__}
     True
     """
-    pairs = [given.partition("=")[::2] for given in weights]
-    for given, (name, path) in zip(weights, pairs, strict=True):
+    pairs = [option.partition("=")[::2] for option in weights]
+    for option, (name, path) in zip(weights, pairs, strict=True):
         if not name or not path or not Path(path).exists():
-            raise UsageError(f"--weights must be NAME=FILE with a file or folder that exists, got {given!r}.")
+            raise UsageError(f"--weights must be NAME=FILE with a file or folder that exists, got {option!r}.")
     return dict(pairs)
 
 
 def _run(
-    asked: Figure,
+    chosen_figure: Figure,
     of: Table,
     cells: Sequence[Cell],
     absent: Sequence[str],
     place: Path,
-    hands: Hands,
+    execution: ExecutorOptions,
     dry_run: bool,
     output: Output,
 ) -> None:
@@ -304,26 +309,26 @@ def _run(
     from fedglass.reproduce.run import run
 
     shared = device_named("auto").type != "cpu" and any(cell.experiment.probe.accelerated for cell in cells)
-    count, executor = hands.count(shared), hands.executor(shared)
+    count, executor = execution.count(shared), execution.executor(shared)
     if not output.quiet:
-        say_before(asked, cells, place, count, absent)
+        say_before(chosen_figure, cells, place, count, absent)
     if dry_run:
         if not output.quiet:
             say_plan(of, cells, place)
-        output.answer(answer_of_plan(asked, of, cells, place, count, absent))
+        output.answer(answer_of_plan(chosen_figure, of, cells, place, count, absent))
         return
     with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
         records = run(cells, place, executor, screen)
-    found = compare_cells(of, cells, records)
-    page = write_recreation(place, asked, of, cells, records, _command())
+    measured = compare_cells(of, cells, records)
+    page = write_recreation(place, chosen_figure, of, cells, records, _command())
     if output.in_words:
-        say_table(of, cells, found, records)
+        say_table(of, cells, measured, records)
     output.say(f"Page: {page}")
-    output.answer(answer_of(asked, of, cells, found, records, place, page))
-    if failed := sum(line.failed for line in found):
-        raise AuditError(f"{failed} of {sum(line.planned for line in found)} runs failed; the page says why.")
+    output.answer(answer_of(chosen_figure, of, cells, measured, records, place, page))
+    if failed := sum(line.failed for line in measured):
+        raise AuditError(f"{failed} of {sum(line.planned for line in measured)} runs failed; the page says why.")
 
 
 def _command() -> str:
-    """The command line as it was given, for the page."""
+    """Return the command line of this run, for the page."""
     return shlex.join(["fedglass", *sys.argv[1:]])

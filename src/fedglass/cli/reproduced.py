@@ -1,4 +1,4 @@
-"""What the user reads of a re-creation: its cost before, each run in a phrase, the table at the end."""
+"""The output of a re-creation: its cost before the run, each run in a phrase, and the table at the end."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ from fedglass.verdict.directory import RECORDS
 from fedglass.verdict.records import Record
 
 
-def say_before(asked: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()) -> None:
-    """What is going to be run, on what, and what it will cost, on stderr."""
+def say_before(
+    chosen: Figure, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str] = ()
+) -> None:
+    """Print what will run, on which data, and how long it will take, on stderr."""
     console = Console(stderr=True, highlight=False)
     todo = unfinished_cases(cases_of(cells), directory)
-    console.print(Text(f"{asked.name}: {asked.title}", style="bold"), soft_wrap=True)
-    for words in describe_data(cells):
-        console.print(Text(words, style="yellow" if words.startswith("STAND-IN") else ""), soft_wrap=True)
-    for words in absent:
-        console.print(Text(words, style="yellow"), soft_wrap=True)
+    console.print(Text(f"{chosen.name}: {chosen.title}", style="bold"), soft_wrap=True)
+    for text in describe_data(cells):
+        console.print(Text(text, style="yellow" if text.startswith("STAND-IN") else ""), soft_wrap=True)
+    for text in absent:
+        console.print(Text(text, style="yellow"), soft_wrap=True)
     console.print(Text(describe_cost(todo, workers, cases_without_network(todo, directory))), soft_wrap=True)
 
 
 def say_plan(of: Table, cells: Sequence[Cell], directory: Path) -> None:
-    """What a dry run tells in place of the table: what is done, would be reduced, and averaged over, on stderr."""
+    """Print what a dry run shows instead of the table: finished runs, reductions and averages, on stderr."""
     console = Console(stderr=True, highlight=False)
-    whole, todo = len({case.key for case in cases_of(cells)}), len(unfinished_cases(cases_of(cells), directory))
-    if whole > todo:
-        console.print(Text(f"{whole - todo} of {whole} runs are done already.", style="dim"), soft_wrap=True)
-    for words in remarks(of, cells, {}):
-        console.print(Text(words, style="dim"), soft_wrap=True)
+    total, todo = len({case.key for case in cases_of(cells)}), len(unfinished_cases(cases_of(cells), directory))
+    if total > todo:
+        console.print(Text(f"{total - todo} of {total} runs are already done.", style="dim"), soft_wrap=True)
+    for text in remarks(of, cells, {}):
+        console.print(Text(text, style="dim"), soft_wrap=True)
 
 
-def say_table(of: Table, cells: Sequence[Cell], found: Sequence[ComparedCell], records: Mapping[str, Record]) -> None:
-    """Paper and measurement side by side, on stdout."""
+def say_table(
+    of: Table, cells: Sequence[Cell], measured: Sequence[ComparedCell], records: Mapping[str, Record]
+) -> None:
+    """Print paper and measurement side by side, on stdout."""
     console = Console(highlight=False)
     wide = Console(highlight=False, width=max(console.width, 60 + 14 * len(of.columns) + 30 * len(of.measures)))
     out = console if console.is_terminal else wide
     out.print(Text(f"{of.name}: {of.title}", style="bold"), soft_wrap=True)
-    for words in describe_data(cells):
-        out.print(Text(words), soft_wrap=True)
-    heads = [f"{m.title}\n{whose}" for m in of.measures.values() for whose in ("paper", "measured")]
+    for text in describe_data(cells):
+        out.print(Text(text), soft_wrap=True)
+    heads = [f"{m.title}\n{source}" for m in of.measures.values() for source in ("paper", "measured")]
     grid = Grid(*of.columns.values(), "method", *heads, "runs", "time\nof one", "peak\nMiB")
-    for line in found:
+    for line in measured:
         numbers = [Text(t) for name in of.measures for t in (line.published[name], line.measured[name])]
         runs = f"{line.done}/{line.planned}" + (f" ({line.failed} failed)" if line.failed else "")
         time = "-" if line.seconds is None else duration(line.seconds)
@@ -67,13 +71,13 @@ def say_table(of: Table, cells: Sequence[Cell], found: Sequence[ComparedCell], r
 
 
 def answer_of_plan(
-    asked: Figure, of: Table, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str]
+    chosen: Figure, of: Table, cells: Sequence[Cell], directory: Path, workers: int, absent: Sequence[str]
 ) -> dict[str, Any]:
-    """What a dry run answers with `--json`."""
-    whole, todo = len({case.key for case in cases_of(cells)}), unfinished_cases(cases_of(cells), directory)
+    """Return the JSON answer of a dry run."""
+    total, todo = len({case.key for case in cases_of(cells)}), unfinished_cases(cases_of(cells), directory)
     return {
-        **_asked(asked, of, cells),
-        "runs": {"planned": whole, "done": whole - len(todo)},
+        **_header(chosen, of, cells),
+        "runs": {"planned": total, "done": total - len(todo)},
         "seconds_on_one_core": round(sum(experiment_seconds(case.subject.experiment) for case in todo), 1),
         "workers": workers,
         "remarks": [*absent, *remarks(of, cells, {})],
@@ -81,25 +85,25 @@ def answer_of_plan(
 
 
 def answer_of(
-    asked: Figure,
+    chosen: Figure,
     of: Table,
     cells: Sequence[Cell],
-    found: Sequence[ComparedCell],
+    measured: Sequence[ComparedCell],
     records: Mapping[str, Record],
     directory: Path,
     page: Path,
 ) -> dict[str, Any]:
-    """What a re-creation answers with `--json`."""
-    failed = sum(line.failed for line in found)
-    rows = [_row(of, cell, line) for cell, line in zip(cells, found, strict=True)]
+    """Return the JSON answer of a re-creation."""
+    failed = sum(line.failed for line in measured)
+    rows = [_row(of, cell, line) for cell, line in zip(cells, measured, strict=True)]
     paths = {"directory": str(directory), "records": str(directory / RECORDS), "page": str(page)}
-    told = {"spread": describe_spread(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
-    return {**_asked(asked, of, cells), "exit_code": 3 if failed else 0, "rows": rows, **told}
+    texts = {"spread": describe_spread(of, cells), "remarks": list(remarks(of, cells, records)), "paths": paths}
+    return {**_header(chosen, of, cells), "exit_code": 3 if failed else 0, "rows": rows, **texts}
 
 
-def _asked(asked: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
-    whose = {"name": asked.name, "title": asked.title, "table": of.name, "source": of_table(of)["source"]}
-    return {**whose, "paper_clients": of.clients, "data": list(describe_data(cells))}
+def _header(chosen: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
+    names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of_table(of)["source"]}
+    return {**names, "paper_clients": of.clients, "data": list(describe_data(cells))}
 
 
 def _row(of: Table, cell: Cell, line: ComparedCell) -> dict[str, Any]:
@@ -117,12 +121,12 @@ def _row(of: Table, cell: Cell, line: ComparedCell) -> dict[str, Any]:
 
 
 def measures_in_words(record: Record) -> str:
-    """One record in a phrase: what was measured."""
+    """Describe the measurements of one record in a phrase."""
     if record.status == "failed":
         return f"failed ({record.error})"
-    known = measures_of(record)
+    values = measures_of(record)
     names = ("psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
-    told = [f"{name} {known[name]:.3g}" for name in names if name in known]
+    texts = [f"{name} {values[name]:.3g}" for name in names if name in values]
     shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
-    told += [f"{name} {known[name]:.3f}" for name in shares if name in known]
-    return f"{', '.join(told)}, {record.seconds:.0f} s"
+    texts += [f"{name} {values[name]:.3f}" for name in shares if name in values]
+    return f"{', '.join(texts)}, {record.seconds:.0f} s"

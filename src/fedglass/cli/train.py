@@ -1,4 +1,4 @@
-"""`fedglass train`: networks at given test accuracies."""
+"""`fedglass train` trains networks to given test accuracies, diffusion models and autoencoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import Bars, Output, answering, code_option, importable
+from fedglass.cli.options import Bars, Output, code_option, importable, output_options
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from fedglass.train.classifiers import ClassifierOptions, ClassifierStart, ClassifierTraining
 
 
-# What the commands that train models of images share: data, the folder, and how long and how they train.
-
-
 class ShareScreen(Bars):
-    """A progress bar on stderr over the share of the way."""
+    """A progress bar on stderr for the finished share of a training."""
 
     def moved(self, step: int, share: float, loss: float) -> None:
         if not self.bars.task_ids:
@@ -35,7 +32,7 @@ class ShareScreen(Bars):
 
 @dataclass(frozen=True)
 class Request:
-    """The images to learn from, the folder of the model, and the course."""
+    """The common options of image models: data, output folder, and how they are trained."""
 
     data: str
     place: Path
@@ -66,7 +63,7 @@ class Request:
 
 @contextmanager
 def watched(quiet: bool) -> Iterator[ShareScreen | NoProgress]:
-    """Who hears of the training: a progress bar, or nobody."""
+    """Show the training as a progress bar, or not at all."""
     from fedglass.core.resumable import NoProgress
 
     if quiet:
@@ -79,17 +76,24 @@ def watched(quiet: bool) -> Iterator[ShareScreen | NoProgress]:
 def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the common options, which it receives as its argument `request`."""
     split = click.Choice(["train", "test"])
-    least = f"At most.  [default: {usual_minutes}, without --steps]"
+    minutes_help = f"Time limit.  [default: {usual_minutes}, without --steps]"
     options = [
         click.argument("data"),
         click.option(
-            "-o", "--output", "place", type=click.Path(path_type=Path), required=True, help="The folder of the model."
+            "-o",
+            "--output",
+            "place",
+            type=click.Path(path_type=Path),
+            required=True,
+            help="Output folder of the model.",
         ),
-        click.option("--minutes", type=click.FloatRange(0, min_open=True), help=least),
-        click.option("--steps", type=click.IntRange(1), help="At most; with steps alone the result can be repeated."),
+        click.option("--minutes", type=click.FloatRange(0, min_open=True), help=minutes_help),
         click.option(
-            "--side", type=click.IntRange(4, 512), help="Side that images are brought to.  [default: their own]"
+            "--steps",
+            type=click.IntRange(1),
+            help="Limit of training steps. Without --minutes the result is reproducible.",
         ),
+        click.option("--side", type=click.IntRange(4, 512), help="Resize images to this side.  [default: their own]"),
         click.option("--split", type=split, default="train", show_default=True),
         click.option("--lr", type=float, default=2e-3, show_default=True),
         click.option("--batch", type=click.IntRange(1, 4096), default=32, show_default=True),
@@ -100,37 +104,35 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def wrapped(*arguments: Any, **given: Any) -> None:
-            common = {name: given.pop(name) for name in Request.__dataclass_fields__}
-            command(*arguments, request=Request(**common), **given)
+        def wrapped(*arguments: Any, **values: Any) -> None:
+            common = {name: values.pop(name) for name in Request.__dataclass_fields__}
+            command(*arguments, request=Request(**common), **values)
 
-        made: Callable[..., None] = wrapped
+        decorated: Callable[..., None] = wrapped
         for option in reversed(options):
-            made = option(made)
-        return made
+            decorated = option(decorated)
+        return decorated
 
     return decorate
-
-
-# `fedglass train autoencoder`: the codes in which an attack looks for images.
 
 
 AUTOENCODER_MINUTES = 2
 
 
-@click.command("train autoencoder", short_help="Train an autoencoder in whose codes an attack looks for images.")
+@click.command("train autoencoder", short_help="Train an autoencoder for attacks that search its codes.")
 @training(AUTOENCODER_MINUTES)
-@answering
+@output_options
 def train_autoencoder(request: Request, output: Output) -> None:
-    """Train an autoencoder of three convolutional layers on DATA, named as in a plan, such as glyphs, npz:PATH or
+    """Train an autoencoder of three convolutional layers on DATA, a source as in a plan, such as glyphs, npz:PATH or
     folder:PATH.
 
-    An attack that looks for codes in place of pixels uses its decoder:
-    [[attacks]] name = "maliciously_curious_client_published", decoder = "DIR". Train on images that an adversary
-    could have: public ones of the same sort, never the private ones that are audited. The folder says what it was
-    trained on, and so does every report of an attack that uses it. It also receives a picture (samples.png): images,
-    what comes back of them, and what random codes decode to. If it is stopped, the same command continues where it
-    was; with more --minutes or --steps it goes on.
+    An attack that searches codes instead of pixels uses its decoder:
+    [[attacks]] name = "maliciously_curious_client_published", decoder = "DIR".
+
+    Train on images that an adversary could have: similar public images, never the private images of the audit. The
+    folder states the training data, and so does every report of an attack that uses it. It also receives samples.png
+    with images, their reconstructions, and decoded random codes. If the training is stopped, the same command
+    continues it. More --minutes or --steps extend it.
 
     \b
     Examples:
@@ -148,21 +150,18 @@ def train_autoencoder(request: Request, output: Output) -> None:
     weights = sum(p.numel() for p in trained.network.parameters())
     output.say(
         f"{place}: codes of {' x '.join(map(str, code))} numbers after {state.step} steps ({state.seconds / 60:.1f} "
-        f"minutes) on {len(images)} images of {images.name}, which come back with RMSE {trained.error:.3f}; samples in "
+        f"minutes) on {len(images)} images of {images.name}; reconstruction error RMSE {trained.error:.3f}; samples in "
         f"{place / PICTURE}"
     )
-    told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
+    figures = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
     output.answer(
         {
-            **told,
+            **figures,
             "code": list(code),
             "rmse": trained.error,
             "paths": {"model": str(place), "samples": str(place / PICTURE)},
         }
     )
-
-
-# `fedglass train diffusion`: a diffusion model of images like the private ones.
 
 
 DIFFUSION_MINUTES = 10
@@ -173,19 +172,19 @@ DIFFUSION_MINUTES = 10
     "--kind",
     default="ddpm",
     show_default=True,
-    help="ddpm is a U-Net, for the refinement ddrm; transformer is told classes, for mde.",
+    help="ddpm: a U-Net for the refinement ddrm; transformer: a class-conditional model for mde.",
 )
 @click.option("--autoencoder", is_flag=True, help="Train a transformer in the latent space of an autoencoder.")
 @click.option("--size", type=click.Choice(["small", "medium", "large"]), default="small", show_default=True)
 @training(DIFFUSION_MINUTES)
-@answering
+@output_options
 def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, output: Output) -> None:
-    """Train a diffusion model on DATA, named as in a plan, such as glyphs, npz:PATH or folder:PATH.
+    """Train a diffusion model on DATA, a source as in a plan, such as glyphs, npz:PATH or folder:PATH.
 
-    An attack uses it by refine = {name = "ddrm", model = "DIR"}, or "mde" where it is a transformer. Train on images
-    that an adversary could have: public ones of the same sort, never the private ones that are audited. The folder
-    receives the model, a picture of what it makes up (samples.png) and the state of the training. If it is stopped,
-    the same command continues where it was; with more --minutes or --steps it goes on.
+    An attack uses it with refine = {name = "ddrm", model = "DIR"}, or name = "mde" for a transformer. Train on images
+    that an adversary could have: similar public images, never the private images of the audit. The folder receives
+    the model, generated samples (samples.png) and the state of the training. If the training is stopped, the same
+    command continues it. More --minutes or --steps extend it.
 
     \b
     Examples:
@@ -208,20 +207,23 @@ def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, o
         f"{place}: {weights / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} minutes) on "
         f"{len(images)} images of {images.name}; samples in {place / PICTURE}"
     )
-    told = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
-    output.answer({"kind": kind, **told, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
+    figures = {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
+    output.answer({"kind": kind, **figures, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
 
 
-@click.command(short_help="Train a model and keep it at given test accuracies.")
+@click.command(short_help="Train a model and save it at given test accuracies.")
 @click.argument("plan", required=False, type=click.Path(path_type=Path))
-@click.option("--data", help="As in a plan, such as cifar10:PATH; `fedglass list` has all.  [default: the plan's]")
-@click.option("--model", help="A model of `fedglass list`, or package.module:factory.  [default: the plan's]")
+@click.option(
+    "--data",
+    help="Data source as in a plan, such as cifar10:PATH; see `fedglass list datasets`.  [default: the plan's]",
+)
+@click.option("--model", help="A model of `fedglass list models`, or package.module:factory.  [default: the plan's]")
 @click.option(
     "--init", help="Initial weights, such as kaiming_normal, file:PATH or transfer:PATH.  [default: the plan's]"
 )
-@click.option("--size", type=click.IntRange(1, 2048), help="Side that images are brought to.  [default: the plan's]")
+@click.option("--size", type=click.IntRange(1, 2048), help="Resize images to this side.  [default: the plan's]")
 @click.option("--at", "targets", default="25,50,75", show_default=True, help="Test accuracies in percent.")
-@click.option("--epochs", type=click.IntRange(1), default=30, show_default=True, help="At most.")
+@click.option("--epochs", type=click.IntRange(1), default=30, show_default=True, help="Limit of epochs.")
 @click.option("--batch", type=int, default=64, show_default=True)
 @click.option("--lr", type=float, default=0.05, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
@@ -232,7 +234,7 @@ def train_diffusion(request: Request, kind: str, autoencoder: bool, size: str, o
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
 @code_option
-@answering
+@output_options
 def train(
     plan: Path | None,
     data: str | None,
@@ -253,12 +255,12 @@ def train(
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
-    """Train a model and save its weights when they first reach given test accuracies.
+    """Train a model, and save its weights when it first reaches each of the given test accuracies.
 
-    Model, data and initial weights are those of PLAN's federation, or of the options. The directory receives
-    acc25.safetensors and so on, and best.safetensors; a plan starts from one by
+    Model, data and initial weights come from PLAN's federation or from the options. The output directory receives
+    acc25.safetensors and so on, and best.safetensors. A plan starts from one of them with
     init = "file:stages/acc25.safetensors". If the training is stopped, even by a power cut, the same command
-    continues where it was; more --epochs or higher accuracies of --at continue it too.
+    continues it. More --epochs or higher accuracies in --at extend it.
 
     \b
     Examples:
@@ -278,7 +280,7 @@ def train(
 
 
 def percentages(text: str) -> list[float]:
-    """Accuracies separated by commas.
+    """Return the accuracies of a text that separates them by commas.
 
     >>> percentages("25, 50,95.3")
     [25.0, 50.0, 95.3]
@@ -301,11 +303,11 @@ def _perform(
     from contextlib import nullcontext
 
     from fedglass.cli.options import plain
-    from fedglass.cli.progress import Silent, TrainingScreen
+    from fedglass.cli.progress import SilentTraining, TrainingScreen
     from fedglass.train.classifiers import train_to
 
     begin.model.to(device)
-    with nullcontext(Silent()) if output.quiet else TrainingScreen() as screen:
+    with nullcontext(SilentTraining()) if output.quiet else TrainingScreen() as screen:
         screen.line(plain(f"{begin.title}, on {device}"))
         state = train_to(targets, begin, course, epochs, place, screen)
     _say(state, targets, place, output)
@@ -323,7 +325,7 @@ def _say(state: ClassifierTraining, targets: list[float], place: Path, output: O
 
 
 def answer_of(state: ClassifierTraining, targets: list[float], place: Path) -> dict[str, object]:
-    """What came of a training as JSON has it; accuracies in percent."""
+    """Return the result of a training as JSON; accuracies are in percent."""
     from fedglass.train.classifiers import BEST, name_of
 
     reached = [
@@ -342,7 +344,7 @@ def _refuse_missed(state: ClassifierTraining, targets: list[float], epochs: int,
     missed = [f"{target:g} %" for target in targets if name_of(target) not in state.reached]
     if missed:
         raise AuditError(
-            f"{', '.join(missed)} not reached within {epochs} epochs, the best was {max(state.best, 0):.1f} % "
-            f"({place / BEST}): run the same command with more --epochs, it continues, or with another --lr and "
+            f"{', '.join(missed)} not reached within {epochs} epochs; the best was {max(state.best, 0):.1f} % "
+            f"({place / BEST}): run the same command with more --epochs to continue, or with another --lr and "
             "another -o."
         )

@@ -78,13 +78,15 @@ def recorded_bundle(
         for view, behind in joined(_views(selection, clients), adversary.together)
         if adversary.together != "also" or _is_possible(view, transcript, truths)
     ]
-    known = [view for view, behind in views if truths is not None and behind and set(behind) <= set(truths.examples)]
-    unknown = [view for view, _ in views if view not in known]
+    scored_views = [
+        view for view, behind in views if truths is not None and behind and set(behind) <= set(truths.examples)
+    ]
+    unscored_views = [view for view, _ in views if view not in scored_views]
     name = table.name or Path(table.bundle).name
     source = Recorded(
         transcript,
         truths,
-        tuple(known or unknown),
+        tuple(scored_views or unscored_views),
         knows_of(adversary),
         name,
         public_of(adversary, spec.shape, folder),
@@ -98,11 +100,11 @@ def recorded_bundle(
         naming=Naming(clients),
         first_round=bundle.first_round,
     )
-    if not known:
+    if not scored_views:
         return [replace(source, truths=None)]
-    if not unknown:
+    if not unscored_views:
         return [source]
-    return [source, replace(source, truths=None, views=tuple(unknown), name=f"{name}, truth not kept")]
+    return [source, replace(source, truths=None, views=tuple(unscored_views), name=f"{name}, truth not kept")]
 
 
 def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[str, Tensor]:

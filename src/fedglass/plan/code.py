@@ -1,4 +1,4 @@
-"""The code that a plan runs and that is not part of fedglass: known before anything of it is imported."""
+"""The code outside fedglass that a plan runs; it is listed before any of it is imported."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ READERS = ("datasets", "initialisations")
 
 @dataclass(frozen=True)
 class Code:
-    """A part of a plan that is made by code of others."""
+    """A part of a plan that is made by code outside fedglass."""
 
     kind: str
     name: str
     origin: str
-    """`package X 1.2` of a part that an installed package brings, the name itself of one that is imported by it."""
+    """`package X 1.2` for a part of an installed package; the name itself if it is imported by that name."""
 
     def __str__(self) -> str:
-        whose = "" if self.origin == self.name else f" of {self.origin}"
-        return f"{self.name} ({KINDS[self.kind].noun}{whose})"
+        origin = "" if self.origin == self.name else f" of {self.origin}"
+        return f"{self.name} ({KINDS[self.kind].noun}{origin})"
 
 
 def code_of(plan: Plan) -> tuple[Code, ...]:
-    """All code of others that the plan runs, in the order in which it names it."""
-    found = [code for table in plan.federation for code in code_of_federation(table)]
-    found += [code for table in plan.recording for code in code_of_recording(table)]
-    found += code_of_adversary(plan.adversary)
-    found += _code("defences", plan.defences)
-    found += [code for attack in plan.attacks for code in code_of_attack(attack)]
-    found += [code for name in (*plan.metrics.names, plan.gate.metric) for code in code_named("metrics", name)]
-    return tuple(dict.fromkeys(found))
+    """Return all code outside fedglass that the plan runs, in the order of the plan."""
+    codes = [code for table in plan.federation for code in code_of_federation(table)]
+    codes += [code for table in plan.recording for code in code_of_recording(table)]
+    codes += code_of_adversary(plan.adversary)
+    codes += _code("defences", plan.defences)
+    codes += [code for attack in plan.attacks for code in code_of_attack(attack)]
+    codes += [code for name in (*plan.metrics.names, plan.gate.metric) for code in code_named("metrics", name)]
+    return tuple(dict.fromkeys(codes))
 
 
 def code_of_federation(table: FederationTable) -> list[Code]:
-    """That of one federation, the plan's defences left out."""
+    """Return the code of one federation, without the plan's defences."""
     groups = table.group
     return [
         *code_named("datasets", table.data),
@@ -54,32 +54,32 @@ def code_of_federation(table: FederationTable) -> list[Code]:
 
 
 def code_of_recording(table: RecordingTable | BundleTable) -> list[Code]:
-    """That of one recording; what a bundle names is never run unless the plan names it too."""
+    """Return the code of one recording; code that only a bundle names never runs."""
     defences = table.defended if isinstance(table.defended, list) else []
     model = [] if table.model is None else code_named("models", table.model)
     return [*model, *_code("defences", defences)]
 
 
 def code_of_adversary(table: AdversaryTable) -> list[Code]:
-    """That of the data which the adversary has."""
+    """Return the code of the adversary's public data."""
     return [] if table.public is None else list(code_named("datasets", table.public))
 
 
 def code_of_attack(table: AttackTable) -> list[Code]:
-    """That of an attack, of its way to labels and of its refinements."""
+    """Return the code of an attack, of its labels and of its refinements."""
     labels = [] if table.labels is None else code_named("labels", table.labels)
     return [*_code("attacks", [table]), *labels, *_code("refinements", table.refine)]
 
 
 def code_named(kind: str, text: str) -> Iterator[Code]:
-    """The code that a name stands for, where it is not that of fedglass."""
-    first, colon, rest = text.partition(":")
+    """Yield the code that a name stands for, unless it is built in."""
+    first, colon, path = text.partition(":")
     if kind in READERS and first in names(kind):
         text, colon = first, ""
     elif kind == "datasets" and not (is_dotted(first) and ("." in first or is_importable(first))):
-        return  # a path, or a format that there is not
+        return  # a path, or an unknown format
     elif kind in READERS:
-        text = f"{first}:{rest.partition(':')[0]}"
+        text = f"{first}:{path.partition(':')[0]}"
     origin = origin_of(kind, text)
     if origin != BUILT_IN and (colon or origin != text):
         yield Code(kind, text, origin)

@@ -1,4 +1,4 @@
-"""From a plan to the audit that it describes."""
+"""Compile a plan into an audit: load the data, build the models, compose the attacks, and expand sweeps."""
 
 from __future__ import annotations
 
@@ -30,35 +30,33 @@ from fedglass.recipes import recipe
 ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
 """Labels parts for an adversary that knows the true labels, and for one that knows those of each batch."""
 
-# A sweep: one federation for each value of an option of a defence.
-
 
 @dataclass(frozen=True)
-class Point:
-    """A federation with the defences that it is to have."""
+class SweepPoint:
+    """One federation of a sweep, with its defences."""
 
     table: FederationTable
     defences: Sequence[DefenceTable]
     swept: dict[str, float] = field(default_factory=dict)
-    """The option and its value here; empty without a sweep."""
+    """The swept option and its value; empty without a sweep."""
 
 
-def points(table: FederationTable, defences: Sequence[DefenceTable]) -> list[Point]:
-    """One without a sweep, else one for each value, named after it."""
+def sweep_points(table: FederationTable, defences: Sequence[DefenceTable]) -> list[SweepPoint]:
+    """Return one federation for each value of the sweep, named after it; without a sweep return one."""
     sweep = table.sweep
     if sweep is None:
-        return [Point(table, defences if table.defended else ())]
+        return [SweepPoint(table, defences if table.defended else ())]
     names = [defence.name for defence in defences]
     if names.count(sweep.defence) > 1:
         raise UsageError(f"federation.sweep: the plan has {sweep.defence!r} more than once: keep one of them.")
     if sweep.defence not in names:
         raise UsageError(f"federation.sweep: {unknown_name('defence of the plan', sweep.defence, names)}")
-    found = []
+    points = []
     for value in sweep.values:
-        own = [_with(each, sweep.option, value) if each.name == sweep.defence else each for each in defences]
+        changed = [_with(d, sweep.option, value) if d.name == sweep.defence else d for d in defences]
         name = f"{table.name}{', ' if table.name else ''}{sweep.option} {value:g}"
-        found.append(Point(table.model_copy(update={"name": name}), own, {sweep.option: float(value)}))
-    return found
+        points.append(SweepPoint(table.model_copy(update={"name": name}), changed, {sweep.option: float(value)}))
+    return points
 
 
 def _with(table: DefenceTable, option: str, value: float) -> DefenceTable:
@@ -66,7 +64,7 @@ def _with(table: DefenceTable, option: str, value: float) -> DefenceTable:
 
 
 def read_job(path: Path) -> Job:
-    """The audit that a plan file describes; paths in it are relative to the file."""
+    """Return the audit that a plan file describes; its paths are relative to the file."""
     plan, text = read_plan(path)
     return compile_plan(plan, path.resolve().parent, text)
 
@@ -76,16 +74,16 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
 
     `recorded` are the sources of the plan's recordings if they were read already.
     """
-    # Names are cheap to check and often wrong: they come before the data.
+    # Names are cheap to check and often wrong, so they are checked before the data.
     attacks = {a.label or a.name: attack_of(a, plan.adversary, folder) for a in plan.attacks}
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
-    defences_of(plan.defences)  # also where no federation has them
+    defences_of(plan.defences)  # checked even if no federation uses them
     sources: list[Source] = [
         simulated(point.table, plan.adversary, plan.seed, folder, defences_of(point.defences), point.swept)
         for table in plan.federation
-        for point in points(table, plan.defences)
+        for point in sweep_points(table, plan.defences)
     ]
     if recorded is None:
         recorded = [source for table in plan.recording for source in recordings(table, plan.adversary, folder)]
@@ -99,23 +97,23 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
 
 
 def recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
-    """What a recording's table names: one message, or those of a bundle."""
+    """Return the sources of a recording's table: one message, or those of a bundle."""
     if isinstance(table, BundleTable):
         return recorded_bundle(table, adversary, folder)
     return [recorded_message(table, adversary, folder)]
 
 
 def attack_of(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
-    """The attack with its options, start and refinements, whose models lie in folders beside the plan."""
+    """Return the attack with its options, start and refinements; paths of models are relative to the plan."""
     attack = _composed(table, adversary, folder)
     if table.start is not None:
         attack = start_from(attack, recipe(table.start))
-    parts = tuple(_refinement(each, folder) for each in table.refine)
+    parts = tuple(_refinement(refinement, folder) for refinement in table.refine)
     return refined_by(attack, parts) if parts else attack
 
 
 def _refinement(table: RefineTable, folder: Path) -> Refine:
-    """The refinement with its options; the path of a model is relative to the plan."""
+    """Return the refinement with its options; the path of a model is relative to the plan."""
     options = checked_options(f"refine {table.name!r}", factory("refinements", table.name), table.options)
     if isinstance(model := options.get("model"), str):
         options["model"] = located_model(model, folder)
@@ -124,13 +122,14 @@ def _refinement(table: RefineTable, folder: Path) -> Refine:
 
 
 def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
-    """The attack with its options; oracle labels where the adversary knows them and the recipe can use them."""
+    """Return the attack with its options, and with oracle labels if the adversary knows them and the recipe uses them.
+    Return the attack with its options, and with oracle labels if the adversary knows them and the recipe uses them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = locate_paths(makes, checked_options(where, makes, table.options), folder)
     takes_labels = takes(makes, "labels")
     if table.labels is not None:
         if not takes_labels:
-            raise UsageError(f"{where}: labels can not be chosen, the recipe has its own: leave labels out.")
+            raise UsageError(f"{where}: this recipe has its own labels: leave labels out.")
         options["labels"] = make("labels", table.labels)
     elif takes_labels and adversary.knows_labels:
         options["labels"] = make("labels", ORACLE)
@@ -141,25 +140,25 @@ def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> An
 
 
 def _takes_batch_labels(attack: AnyAttack) -> bool:
-    """Whether the labels of each true batch belong to the batches that an attack simulates.
+    """Return whether the labels of each true batch fit the batches that an attack simulates.
 
-    An attack that supposes a training, so that it need not be told, supposes batches of its own.
+    An attack that assumes a training of its own also assumes its own batches.
     """
     return Fact.BATCH_LABELS in uses_of(attack) and Fact.TRAINING in needs_of(attack)
 
 
 def _check_batch_labels(adversary: AdversaryTable, attacks: Mapping[str, AnyAttack]) -> None:
-    """Refuse knowledge that the report would state and no attack has a use for."""
+    """Refuse knowledge of batch labels if no attack uses it."""
     if adversary.knows_batch_labels and not any(Fact.BATCH_LABELS in needs_of(a) for a in attacks.values()):
         raise UsageError(
-            f"adversary.knows_batch_labels is of no use to {' and '.join(map(repr, attacks))}: leave it out "
-            "(knows_labels tells labels without their batches), or attack with dlfa or dlfa_published."
+            f"None of the attacks {', '.join(map(repr, attacks))} uses adversary.knows_batch_labels: leave it out "
+            "(knows_labels gives labels without batches), or attack with dlfa or dlfa_published."
         )
 
 
 def check_gate_metric(name: str, sources: Sequence[Source]) -> None:
-    """Refuse a gate that could never be judged, before the attacks have run for hours."""
+    """Refuse a gate whose metric cannot be computed, before the attacks run for hours."""
     for source in sources:
         reason = why_not(name, source.shape)
         if reason is not None:
-            raise UsageError(f"gate.metric {name!r} can not be computed: {reason}")
+            raise UsageError(f"gate.metric {name!r} cannot be computed: {reason}")

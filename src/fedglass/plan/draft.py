@@ -156,7 +156,7 @@ def _plan(table: BundleTable, selection: AttackSelection | None, together: bool,
 
 def select_attacks(sources: Sequence[Recorded]) -> AttackSelection:
     """Return the attacks that can run on every message of the sources, and tell more than others on one of them."""
-    observations = [seen.observation for source in sources for seen in source.rehearse()]
+    observations = [result.observation for source in sources for result in source.rehearse()]
     skipped: dict[str, str] = {}
     attacks = []
     for entry in built_in("attacks").values():

@@ -1,4 +1,5 @@
-"""The federation of a plan: its data dealt out to clients, their defences and behaviours, and the adversary's views."""
+"""The simulated federation of a plan: its data and clients, their defences and behaviours, and the adversary's views.
+The simulated federation of a plan: its data and clients, their defences and behaviours, and the adversary's views."""
 
 from __future__ import annotations
 
@@ -39,10 +40,10 @@ from fedglass.plan.tables import FederationTable, GroupTable
 
 
 def behaviour_of(group: GroupTable) -> Behaviour:
-    """Honest where nothing is said; of several, one for each round; under new names where a client comes back."""
-    found = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
-    acting = Honest() if not found else found[0] if len(found) == 1 else PerRound(tuple(found))
-    return acting if group.rejoins_after is None else RejoinAfterRejection(acting, group.rejoins_after)
+    """Return the behaviour of a group: honest by default, one for each round, or one that rejoins under new names."""
+    behaviours = [cast(Behaviour, made("behaviours", table)) for table in group.behaviour]
+    behaviour = Honest() if not behaviours else behaviours[0] if len(behaviours) == 1 else PerRound(tuple(behaviours))
+    return behaviour if group.rejoins_after is None else RejoinAfterRejection(behaviour, group.rejoins_after)
 
 
 def simulated(
@@ -53,7 +54,7 @@ def simulated(
     protection: Protection,
     swept: Mapping[str, float] | None = None,
 ) -> Simulated:
-    """A federation of the plan with the adversary's views of it."""
+    """Return a federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
@@ -89,16 +90,16 @@ def simulated(
 
 
 def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
-    """Refuse what is wrong with the data, the model and the initial weights, each where it needs no code of others."""
+    """Check the data, the model and the initial weights, as far as they need no code outside fedglass."""
     own_seed = seed if table.seed is None else table.seed
-    told = {"datasets": table.data, "models": table.model, "initialisations": table.init}
-    ours = {kind for kind, name in told.items() if not list(code_named(kind, name))}
-    init = by_name(initialisation_at(table.init, folder)) if "initialisations" in ours else None
-    if "datasets" not in ours:
+    names = {"datasets": table.data, "models": table.model, "initialisations": table.init}
+    built_in = {kind for kind, name in names.items() if not list(code_named(kind, name))}
+    init = by_name(initialisation_at(table.init, folder)) if "initialisations" in built_in else None
+    if "datasets" not in built_in:
         return
     data = _dataset(table, folder, own_seed)
     _split(table, data, own_seed)
-    if "models" in ours and init is not None:
+    if "models" in built_in and init is not None:
         _model(table, data, init, own_seed)
 
 
@@ -108,32 +109,33 @@ def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: in
 
 
 def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Protection) -> list[Client]:
-    """The clients, those of a group with what the group says of them."""
+    """Return the clients, with the keys of their groups."""
     groups = {client: group for group in table.group for client in group.clients}
-    found = []
+    clients = []
     for i, part in enumerate(parts):
         group = groups.get(i, GroupTable(clients=[i]))
-        own = protection if group.defences is None else defences_of(group.defences)
+        chosen = protection if group.defences is None else defences_of(group.defences)
         training = None if group.training is None else group.training.value()
         behaviour = behaviour_of(group)
-        found.append(Client(f"client {i}", part.images, part.labels, own.gradient, own.release, behaviour, training))
-    return found
+        name, (gradient, release) = f"client {i}", (chosen.gradient, chosen.release)
+        clients.append(Client(name, part.images, part.labels, gradient, release, behaviour, training))
+    return clients
 
 
 def views_of(adversary: AdversaryTable, attendance: ParticipantsByRound) -> tuple[View, ...]:
-    """One view for each round, and for each client where it looks at one, or is one."""
+    """Return one view for each round, and for each client that a server sees or that is the peer."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
     kind = PeerView if adversary.view == "peer" else ServerView
     views: list[tuple[View, int | None]] = (
         [(AggregateView(index), None) for index in rounds]
         if adversary.view == "aggregate"
-        else [(kind(c, index), c) for index in rounds for c in _looked_at(adversary, attendance, index)]
+        else [(kind(c, index), c) for index in rounds for c in _audited_clients(adversary, attendance, index)]
     )
     return tuple(view for view, _ in joined(views, adversary.together))
 
 
-def _looked_at(adversary: AdversaryTable, attendance: ParticipantsByRound, index: int) -> Sequence[int]:
-    """The clients that are named; "all" are those that take part in that round, since others send nothing."""
+def _audited_clients(adversary: AdversaryTable, attendance: ParticipantsByRound, index: int) -> Sequence[int]:
+    """Return the positions of the audited clients; "all" are those that take part in that round."""
     chosen = adversary.client
     if isinstance(chosen, str):
         present = set(attendance.in_round(index))
@@ -154,34 +156,34 @@ def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
 
 @functools.cache
 def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
-    """Embedded sets never change, and drawing one takes seconds."""
+    """Load an embedded set once: drawing it takes seconds, and it never changes."""
     return load(source, split=split, size=size, whitening=whitening)
 
 
 @dataclass(frozen=True, eq=False)
-class _Dealt:
-    """Who has which examples."""
+class _Split:
+    """The examples of the clients, the test and the server."""
 
     clients: list[Dataset]
     test: Dataset | None
     server: Dataset | None
     unused: list[int]
-    """The rows that no client has."""
+    """Rows of the data that no client has."""
 
 
-def _split(table: FederationTable, data: Dataset, seed: int) -> _Dealt:
-    """The clients' examples, and those for the test and of the server's own where they are asked for."""
+def _split(table: FederationTable, data: Dataset, seed: int) -> _Split:
+    """Split the data into the examples of the clients, of the test and of the server."""
     shuffle = stream(seed, "partition")
-    held, own = table.test_examples, table.server_examples
-    if held + own >= len(data):
-        told = f"test_examples must leave some of the {len(data)} examples of {data.name} for the clients, got {held}"
-        told = told if not own else f"{told}, and server_examples {own}"
-        raise DataError(f"federation.{told}: ask for fewer.")
-    # Test examples are taken from the end, so that asking for them does not move the embedded sets' first ones.
-    last = len(data) - held
-    test = data.subset(range(last, len(data))) if held else None
-    server = data.subset(range(last - own, last)) if own else None
-    pool = data.take(last - own)
+    tests, at_server = table.test_examples, table.server_examples
+    if tests + at_server >= len(data):
+        text = f"test_examples must leave some of the {len(data)} examples of {data.name} for the clients, got {tests}"
+        text = text if not at_server else f"{text}, and server_examples {at_server}"
+        raise DataError(f"federation.{text}: ask for fewer.")
+    # Test examples are taken from the end, so that they do not change which examples the clients get.
+    last = len(data) - tests
+    test = data.subset(range(last, len(data))) if tests else None
+    server = data.subset(range(last - at_server, last)) if at_server else None
+    pool = data.take(last - at_server)
     sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
     if sizes is not None and sum(sizes) > len(pool):
         raise DataError(
@@ -194,7 +196,7 @@ def _split(table: FederationTable, data: Dataset, seed: int) -> _Dealt:
     if sizes is not None and not isinstance(rule, Sizes):
         parts = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
     used = {int(row) for indices, part in zip(rows, parts, strict=True) for row in indices[: len(part)]}
-    return _Dealt(parts, test, server, [row for row in range(len(data)) if row not in used])
+    return _Split(parts, test, server, [row for row in range(len(data)) if row not in used])
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:

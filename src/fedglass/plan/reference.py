@@ -1,4 +1,4 @@
-"""Every key of a plan in words, written from the schema itself, so that the two can not disagree."""
+"""The reference of plan keys, generated from the schema, so that the two cannot disagree."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fedglass.plan.schema import Plan
 
 Schema = Mapping[str, Any]
 OPEN = "its own options"
-"""What beside the keys may stand in a table that names something of the registry."""
+"""Further keys of a table that names a registered part."""
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a plan, for editors and other programs."""
+    """Return the JSON schema of a plan, for editors and other programs."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_accepting_tables(Plan.model_json_schema())}
 
 
 def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
-    """`[federation]` and its like may be written as one table in place of a list of one."""
+    """Return the schema that also accepts a single table instead of a list of one, such as `[federation]`."""
     tables = schema["$defs"]
     places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
     places += [
@@ -28,20 +28,21 @@ def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
         (tables["FederationTable"], "group"),
     ]
     for table, key in places:
-        found = table["properties"][key]
-        kept = {name: found.pop(name) for name in list(found) if name not in ("description", "default", "title")}
-        found["anyOf"] = [kept, kept["items"]]
+        entry = table["properties"][key]
+        array = {name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")}
+        entry["anyOf"] = [array, array["items"]]
     return schema
 
 
 def reference() -> str:
-    """`docs/plan.md`: every table and key with its type, default and meaning."""
+    """Return `docs/plan.md`: every table and key with its type, default and meaning."""
     schema = Plan.model_json_schema()
     lines = [
         "# The keys of a plan",
         "",
-        "Written by `python tools/make_docs.py` from the schema; `fedglass schema` prints the same as JSON schema.",
-        "`fedglass init` writes a commented plan to start from, and `fedglass list` names what can be put in.",
+        "`python tools/make_docs.py` generates this page from the schema; `fedglass schema` prints the same as JSON "
+        "schema.",
+        "`fedglass init` writes a commented plan, and `fedglass list` prints the names that a plan can use.",
         "",
     ]
     for title, table in _tables(schema):
@@ -51,15 +52,15 @@ def reference() -> str:
 
 
 def _tables(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The plan itself, then its tables in the order in which they are met, each once."""
+    """Yield the plan itself, then each of its tables once, in the order of the schema."""
     yield "At the top", schema
-    seen: set[str] = set()
+    listed: set[str] = set()
     waiting = [(name, path) for path, value in schema["properties"].items() for name in _refs(value)]
     while waiting:
         name, path = waiting.pop(0)
-        if name in seen:
+        if name in listed:
             continue
-        seen.add(name)
+        listed.add(name)
         table = schema["$defs"][name]
         yield f"`[{path}]`", table
         below = [(ref, f"{path}.{key}") for key, value in table["properties"].items() for ref in _refs(value)]
@@ -69,11 +70,11 @@ def _tables(schema: Schema) -> Iterator[tuple[str, Schema]]:
 def _rows(table: Schema) -> Iterator[str]:
     for key, value in table["properties"].items():
         needed = key in table.get("required", ())
-        default = "**needed**" if needed else _default(value.get("default"))
+        default = "**required**" if needed else _default(value.get("default"))
         meaning = value.get("description", "").replace("\n", " ")
         yield f"| `{key}` | {_kind(value)} | {default} | {meaning} |"
     if table.get("additionalProperties") is True:
-        yield f"| … | {OPEN} | | `fedglass list` names them |"
+        yield f"| … | {OPEN} | | `fedglass list` shows them |"
 
 
 def _default(value: Any) -> str:
@@ -83,7 +84,7 @@ def _default(value: Any) -> str:
 
 
 def _kind(value: Schema) -> str:
-    """A type in words.
+    """Return a type as text.
 
     >>> _kind({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}), _kind({"enum": ["a", "b"]})
     ('whole number from 1', '`"a"` or `"b"`')
@@ -98,14 +99,14 @@ def _kind(value: Schema) -> str:
     if value.get("type") == "array":
         many = f"{value['minItems']} of: " if value.get("minItems") == value.get("maxItems", -1) else "list of: "
         return many + _kind(value.get("items", {}))
-    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
-    return words.get(value.get("type", ""), "anything") + _range(value)
+    names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    return names.get(value.get("type", ""), "anything") + _range(value)
 
 
 def _range(value: Schema) -> str:
     marks = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    told = [f"{words} {_shown(value[mark])}" for mark, words in marks.items() if abs(value.get(mark, 2**53)) < 2**53]
-    return f" {' '.join(told)}" if told else ""
+    texts = [f"{word} {_shown(value[mark])}" for mark, word in marks.items() if abs(value.get(mark, 2**53)) < 2**53]
+    return f" {' '.join(texts)}" if texts else ""
 
 
 def _shown(limit: float) -> str:
@@ -113,7 +114,7 @@ def _shown(limit: float) -> str:
 
 
 def _refs(value: Any) -> Iterator[str]:
-    """The tables that a key leads to."""
+    """Yield the tables that a key refers to."""
     if isinstance(value, dict):
         if "$ref" in value:
             yield value["$ref"].rpartition("/")[2]

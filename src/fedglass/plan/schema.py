@@ -1,4 +1,8 @@
-"""The plan file: what is audited, against whom, by which attacks, and where the limit lies."""
+"""The plan file: what is audited, the adversary, the attacks, and the pass and fail criteria.
+
+`read_plan` and `parse_plan` return a validated `Plan`. `in_one_sentence` turns the first problem of an invalid plan
+into one sentence: the field, what was expected, what came, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +37,22 @@ from fedglass.plan.tables import (
 )
 from fedglass.verdict.gate import Gate
 
-# What is wrong with a plan, in one sentence: the field, what was expected, what came, what to do.
-
-
 Place = Sequence[str | int]
 LENGTHS = {"too_long": ("max_length", "at most"), "too_short": ("min_length", "at least")}
 
 
 def in_one_sentence(error: ValidationError, schema: type[BaseModel], content: Mapping[str, Any]) -> str:
-    """The first problem in words, and how many more there are."""
+    """Describe the first problem of a plan, and count the others."""
     problems = error.errors(include_url=False)
-    # A key that is not there is often just misspelt: name the misspelling first.
+    # An unknown key is often a misspelt one: report it before missing keys.
     problems.sort(key=lambda problem: (problem["type"] != "extra_forbidden", _is_of_another_kind(problem)))
     more = len({_field(p["loc"], content) for p in problems}) - 1
-    rest = f" ({more} more problem{'s' if more > 1 else ''} after this one.)" if more > 0 else ""
-    return _sentence(problems[0], schema, content) + rest
+    others_note = f" ({more} more problem{'s' if more > 1 else ''} after this one.)" if more > 0 else ""
+    return _sentence(problems[0], schema, content) + others_note
 
 
 def _is_of_another_kind(problem: ErrorDetails) -> bool:
-    """Whether a branch of a union was not meant at all: what is wrong inside the one that was says more."""
+    """Return whether a problem is about a branch of a union that the user did not mean."""
     last = problem["loc"][-1] if problem["loc"] else 0
     mistaken = problem["type"].endswith("_type") or problem["type"] == "literal_error"
     return mistaken and isinstance(last, str) and _is_branch(last)
@@ -64,40 +65,42 @@ def _sentence(problem: ErrorDetails, schema: type[BaseModel], content: Mapping[s
     if problem["type"] == "missing":
         return f"{field} is missing: {_missing(field, problem['input'])}"
     if problem["type"] == "value_error":
-        said = str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"]
-        return f"{field}: {said}." if field else f"{said[0].upper()}{said[1:]}."
+        text = str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"]
+        return f"{field}: {text}." if field else f"{text[0].upper()}{text[1:]}."
     if problem["type"] in LENGTHS:
-        limit, words = LENGTHS[problem["type"]]
+        limit, comparison = LENGTHS[problem["type"]]
         length = problem["ctx"]["actual_length"]
-        return f"{field}: expected {words} {problem['ctx'][limit]:,} entries, got {length:,}: correct it in the plan."
+        return (
+            f"{field}: expected {comparison} {problem['ctx'][limit]:,} entries, got {length:,}: correct it in the plan."
+        )
     expected = problem["msg"].removeprefix("Input should be ").removeprefix("String should have ")
     expected = expected[0].lower() + expected[1:]
     return f"{field}: expected {expected}, got {_shown(problem['input'])}: correct it in the plan."
 
 
 def _missing(field: str, table: Any) -> str:
-    """What to do about a key that is not there."""
+    """Return the advice for a missing key."""
     if not field.endswith("recording.whitening") and not field.endswith("].whitening"):
         return "add it to the plan."
-    # It can not be guessed, and a wrong one hides a leak: the line for none is there to be copied.
+    # It cannot be guessed, and a wrong one hides a leak: the user can copy the line for no normalisation.
     shape = table.get("shape") if isinstance(table, dict) else None
     channels = shape[0] if isinstance(shape, list) and shape and shape[0] in range(1, 17) else 3
     mean, std = ([number] * channels for number in (0.0, 1.0))
     return (
-        "it says how the clients normalised their pixels. Add their channel means and deviations or, where they did "
+        "it states how the clients normalised their pixels. Add their channel means and deviations or, if they did "
         f"not normalise, whitening = {{ mean = {mean}, std = {std} }}, with one number for each channel."
     )
 
 
 def _unknown_key(place: Place, schema: type[BaseModel], field: str) -> str:
-    known = _keys(schema, place[:-1])
-    near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
+    keys = _keys(schema, place[:-1])
+    near = difflib.get_close_matches(str(place[-1]), keys, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{field} is not a key of a plan: {hint}Known here: {', '.join(sorted(known))}."
+    return f"{field} is not a key of a plan: {hint}Known here: {', '.join(sorted(keys))}."
 
 
 def _field(place: Place, content: Mapping[str, Any]) -> str:
-    """The place as the user wrote it: `federation.training.lr`, `attacks[1].name`."""
+    """Return the place as the user wrote it: `federation.training.lr`, `attacks[1].name`."""
     text = ""
     for i, step in enumerate(place):
         if isinstance(step, int):
@@ -110,12 +113,12 @@ def _field(place: Place, content: Mapping[str, Any]) -> str:
 
 
 def _is_branch(step: str) -> bool:
-    """Whether a step names a branch of a union, which the user never wrote."""
+    """Return whether a step names a branch of a union, which the user did not write."""
     return any(mark in step for mark in "[(-") or step in ("int", "float", "str", "bool")
 
 
 def _keys(schema: type[BaseModel], place: Place) -> list[str]:
-    """The keys that the table at that place may have."""
+    """Return the keys that the table at this place may have."""
     table: type[BaseModel] = schema
     for i, step in enumerate(place):
         if isinstance(step, str) and step in table.model_fields:
@@ -124,13 +127,14 @@ def _keys(schema: type[BaseModel], place: Place) -> list[str]:
 
 
 def _table(annotation: Any, place: Place = ()) -> type[BaseModel] | None:
-    """The table inside an annotation such as `list[Table]` or `Table | None`; of several, the one that `place` tags."""
+    """Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`.
+    Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     tags = [part.tag for part in get_args(annotation) if isinstance(part, Tag)]
     if tags and tags[0] not in place:
         return None
-    return next((found for part in get_args(annotation) if (found := _table(part, place)) is not None), None)
+    return next((table for part in get_args(annotation) if (table := _table(part, place)) is not None), None)
 
 
 def _shown(value: Any) -> str:
@@ -139,65 +143,68 @@ def _shown(value: Any) -> str:
 
 
 IN_FILES, IN_BUNDLE = "[files]", "[bundle]"
-"""The two ways in which a message can have been recorded."""
+"""The two forms of a recording."""
 LONGEST = 2**20
-"""Bytes of a plan file."""
+"""Largest plan file in bytes."""
 
 
 class AdversaryTable(Table):
-    """Who attacks, what it sees and what it knows."""
+    """The adversary: what it sees and what it knows."""
 
     view: Literal["server", "aggregate", "peer"] = "server"
-    """A server that sees a client's update, or the aggregate alone, or a participant: `fedglass list views`."""
+    """A server that sees each client's update, a server that sees only the aggregate, or a participant: `fedglass list
+    views`."""
     client: Client | SomeClients | Literal["all"] = "all"
-    """Whose update the server sees, or which client the peer is; all are those of the round. Not for recordings."""
+    """The client whose update the server sees, or that is the peer; "all": every client of the round. Not for
+    recordings."""
     round: Round | SomeRounds = 0
-    """Which round it looks at, or a list of them, counted from 0. Not for recordings."""
+    """The audited round, or a list of rounds, counted from 0. Not for recordings."""
     together: bool | Literal["also"] = False
-    """Whether the rounds of that list are explained by the same examples at once; "also": one by one too, and at once
-    where that can be. Not for a peer."""
+    """Whether the rounds of that list are attacked together, as messages of the same examples; "also": one by one, and
+    together where possible. Not for a peer."""
     knows_training: bool = True
     """Optimiser, learning rate, epochs and batch size."""
     knows_steps: bool = False
-    """The number of local steps and the learning rate alone."""
+    """Only the number of local steps and the learning rate."""
     knows_labels: bool = False
     """ORACLE: the true labels."""
     knows_batch_labels: bool = False
     """ORACLE: the true labels of each local batch."""
     knows_lr: bool = True
-    """The learning rate, where the training or the number of steps is known; else it can be searched for."""
+    """The learning rate, if the training or the number of steps is known; if false, an attack can search for it."""
     knows_examples: bool = True
-    """How many examples stand behind the message, and of how many clients; else it can be searched for."""
+    """The numbers of examples and of clients in the message; if false, an attack can search for them."""
     knows_kept: bool = True
-    """Whose updates got through the server's rule; else a peer guesses, see `maliciously_curious_client`."""
+    """The clients whose updates the server's rule accepted; if false, a peer guesses: see
+    `maliciously_curious_client`."""
     public: Name | None = None
-    """Such data that it has, for blind guesses and the candidate game: as `federation.data`; else what no client has of
-    these."""
+    """Similar public data for blind guesses and the candidate game, written as `federation.data`; left out: the
+    examples of `federation.data` that no client has."""
 
     def views(self, clients: int) -> int:
-        """How many it has of a federation of so many clients, if all take part in every round."""
-        each = len(set(self.round)) if isinstance(self.round, list) else 1
-        rounds = each + (each > 1) if self.together == "also" else 1 if self.together else each
+        """Return the number of views of a federation with this many clients, if all take part in every round."""
+        single = len(set(self.round)) if isinstance(self.round, list) else 1
+        rounds = single + (single > 1) if self.together == "also" else 1 if self.together else single
         if self.view == "aggregate" or isinstance(self.client, int):
             return rounds
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
 
 
 class RefineTable(Named):
-    """A refinement of found images: `fedglass list refinements`; keys beside its name are its options."""
+    """A refinement of reconstructed images: `fedglass list refinements`; all other keys are its options."""
 
 
 class AttackTable(Named):
-    """A published attack; keys that are not named here are options of its recipe."""
+    """A published attack; all other keys are options of its recipe."""
 
     label: Name | None = None
     """Its name in the report."""
     labels: Name | None = None
-    """How labels are found: `fedglass list labels`; the recipe's own way where it is left out."""
+    """The method that finds labels: `fedglass list labels`; left out: the recipe's own."""
     start: Name | None = None
-    """An attack whose images it begins with, such as `exact`; what that cannot read begins at random."""
+    """Another attack that gives the starting images, such as `exact`; images that it cannot read start at random."""
     refine: Annotated[list[RefineTable], Field(max_length=10)] = []
-    """What is done to the images that it finds, one after another, after what the recipe does itself."""
+    """Refinements of the found images, one after another, after those of the recipe."""
 
     @field_validator("refine", mode="before")
     @classmethod
@@ -206,30 +213,30 @@ class AttackTable(Named):
 
 
 class MetricsTable(Table):
-    """Which figures are computed."""
+    """The computed metrics."""
 
     names: Annotated[list[Name], Field(min_length=1, max_length=50)] = ["psnr", "ssim", "rmse", "lpips"]
-    """Of `fedglass list metrics`."""
+    """Names of `fedglass list metrics`."""
 
 
 class GateTable(Table):
     """Pass and fail criteria."""
 
     metric: Name = "psnr"
-    """By which an image counts as recovered."""
+    """The metric that decides whether an image counts as recovered."""
     threshold: Finite = 20.0
     """An image counts as recovered above this value (PSNR, SSIM) or below it (LPIPS, RMSE)."""
     max_share: float = 0.0
     """The audit fails when an attack recovers more than this share of the images."""
     inconclusive_fails: bool = True
-    """Whether an audit that cannot tell exits with 3; if false it exits with 0, and the report says so."""
+    """Whether an inconclusive audit exits with 3; if false it exits with 0, and the report says so."""
     max_singling_out: float = 0.1
     """The audit fails when a message names its records among 1,000 candidates more often than this."""
     max_success: float = 0.05
     """An audit passes only if a certificate bounds the success of any adversary in naming a record among 1,000 by
     this."""
     trust_declared: bool = False
-    """Whether a certificate may rest on declared noise that nothing can test; the report says so."""
+    """Whether a certificate may rest on declared noise that cannot be tested; the report says so."""
 
     def value(self) -> Gate:
         return Gate(**dict(self))
@@ -247,30 +254,30 @@ AnyRecording = Annotated[
 
 
 class Plan(Table):
-    """A whole plan file."""
+    """A plan file."""
 
     title: Title = ""
-    """Of the audit."""
+    """Title of the audit."""
     seed: Seed = 0
     """The same plan and seed give the same records."""
     repeats: Repeats = 1
-    """How often each attack is played, from different starts."""
+    """Runs of each attack, from different starting points."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
-    """How long searches may take that the audit of a recorded folder chooses itself; attacks named here always run."""
+    """Time limit of searches that the audit of a recorded folder chooses itself; attacks of the plan always run."""
     federation: Annotated[list[FederationTable], Field(max_length=100)] = []
-    """What is simulated; one table or several."""
+    """Federations to simulate; one table or several."""
     recording: Annotated[list[AnyRecording], Field(max_length=1000)] = []
-    """Messages of a real federation, in place of a simulation: files, or a bundle that a recorder wrote."""
+    """Messages of a real federation instead of a simulation: files, or a bundle that a recorder wrote."""
     adversary: AdversaryTable = AdversaryTable()
-    """Who attacks."""
+    """The adversary."""
     defences: Defences = []
-    """What protects the clients, one after another."""
+    """Defences of the clients, applied one after another."""
     attacks: Annotated[list[AttackTable], Field(max_length=100)] = []
-    """Searches that are run, beside the exact attacks, the candidate game and the certificate of every audit."""
+    """Searches, in addition to the exact attacks, the candidate game and the certificate of every audit."""
     metrics: MetricsTable = MetricsTable()
-    """What is measured."""
+    """Metrics of the images."""
     gate: GateTable = GateTable()
-    """What counts as recovered, and how much of it is too much."""
+    """Limits that decide the verdict."""
 
     @field_validator("federation", "recording", "defences", "attacks", mode="before")
     @classmethod
@@ -280,17 +287,19 @@ class Plan(Table):
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         if bool(self.federation) == bool(self.recording):
-            raise ValueError("a plan has either [federation] tables to simulate or [recording] tables to read")
+            raise ValueError("a plan needs either [federation] tables to simulate or [recording] tables to read")
         if self.recording and self.adversary.view == "peer":
             raise ValueError(
-                'adversary.view = "peer" needs a federation to simulate: a recorded message is one of others'
+                'adversary.view = "peer" needs a federation to simulate: a recorded message cannot be seen by a peer'
             )
         if self.recording and self.defences:
-            raise ValueError("defences are applied to simulated federations only; a recorded update has passed its own")
+            raise ValueError(
+                "defences apply only to simulated federations: leave [[defences]] out, and set recording.defended"
+            )
         labels = [attack.label or attack.name for attack in self.attacks]
         twice = sorted({name for name in labels if labels.count(name) > 1})
         if twice:
-            raise ValueError(f"attacks need different names, {twice[0]!r} comes twice: give one a label of its own")
+            raise ValueError(f"attacks need different names, but {twice[0]!r} occurs twice: give one of them a label")
         if self.cases > MOST_CASES:
             raise ValueError(
                 f"the plan asks for {self.cases:,} cases (attacks x messages x repeats), expected at most "
@@ -300,7 +309,7 @@ class Plan(Table):
 
     @property
     def cases(self) -> int:
-        """How many there are if all clients take part in every round: known before anything is built."""
+        """The number of cases if all clients take part in every round; known before anything is built."""
         messages = len(self.recording) + sum(
             self.adversary.views(table.clients) * (1 if table.sweep is None else len(table.sweep.values))
             for table in self.federation
@@ -309,7 +318,7 @@ class Plan(Table):
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:
-    """The plan in a file, and its text."""
+    """Return the plan in a file, and its text."""
     try:
         with open_file(follow_links(path)) as file:
             raw = file.read(LONGEST + 1)
@@ -318,7 +327,7 @@ def read_plan(path: Path) -> tuple[Plan, str]:
             f"Cannot read the plan {path}: {error.strerror}; `fedglass init` writes one to start from."
         ) from error
     if len(raw) > LONGEST:
-        raise UsageError(f"The plan {path} is longer than {LONGEST} bytes: it is another file.")
+        raise UsageError(f"The plan {path} has more than {LONGEST} bytes, so it is not a plan: choose another file.")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -327,7 +336,7 @@ def read_plan(path: Path) -> tuple[Plan, str]:
 
 
 def parse_plan(text: str, where: str = "plan") -> Plan:
-    """The plan in a text.
+    """Return the plan in a text.
 
     >>> plan = parse_plan('[federation]\\ndata = "photos"\\ntraining.lr = 0.1\\n[[attacks]]\\nname = "idlg"')
     >>> plan.federation[0].model, plan.attacks[0].name
@@ -335,7 +344,7 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
     """
     try:
         content = tomllib.loads(text)
-    # Not every ValueError of the parser is its own: a number may have too many digits.
+    # The parser also raises a plain ValueError, for a number with too many digits.
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}.") from error
     try:

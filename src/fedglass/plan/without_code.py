@@ -1,4 +1,4 @@
-"""What can be said of a plan without running a line of code that is not part of fedglass."""
+"""The check of a plan that runs no code outside fedglass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedglass.plan.code import (
     code_of_federation,
     code_of_recording,
 )
-from fedglass.plan.compile import attack_of, check_gate_metric, points, recordings
+from fedglass.plan.compile import attack_of, check_gate_metric, recordings, sweep_points
 from fedglass.plan.federation import check_parts, simulated
 from fedglass.plan.loose_files import check_recording
 from fedglass.plan.options import defences_of
@@ -29,15 +29,15 @@ from fedglass.plan.schema import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
-    """What was found sound, in words, and what was not looked at."""
+class PartialCheck:
+    """The threat model as far as it could be checked, and the code that was not checked."""
 
     sections: Sequence[Section]
-    left: tuple[Code, ...]
+    unchecked: tuple[Code, ...]
 
 
-def check_without_code(plan: Plan, folder: Path) -> Checked:
-    """Check names, options, files, data and whatever else needs no code of others; refuse what is wrong with them."""
+def check_without_code(plan: Plan, folder: Path) -> PartialCheck:
+    """Check names, options, files and data, as far as they need no code outside fedglass."""
     with no_code():
         attacks = {
             table.label or table.name: attack_of(table, plan.adversary, folder)
@@ -52,32 +52,34 @@ def check_without_code(plan: Plan, folder: Path) -> Checked:
         rehearse(sources, attacks)
         sections = [section for source in sources for section in source.threat()]
         parts = {"Attacks": [f"{name} = {attack!r}" for name, attack in attacks.items()], "Judgement": lines}
-        return Checked([*sections, *(Section(title, told) for title, told in parts.items() if told)], code_of(plan))
+        return PartialCheck(
+            [*sections, *(Section(title, texts) for title, texts in parts.items() if texts)], code_of(plan)
+        )
 
 
 def _sources(plan: Plan, folder: Path) -> list[Source]:
-    """Those that are made of built-in parts alone; the built-in parts of the others are checked and dropped."""
-    own = [table for table in plan.defences if list(code_named("defences", table.name))]
-    defences_of([table for table in plan.defences if table not in own])
+    """Return the sources that consist of built-in parts only; of the others check the built-in parts."""
+    own_defences = [table for table in plan.defences if list(code_named("defences", table.name))]
+    defences_of([table for table in plan.defences if table not in own_defences])
     foreign = bool(code_of_adversary(plan.adversary))
     adversary = plan.adversary.model_copy(update={"public": None}) if foreign else plan.adversary
-    found: list[Source] = []
+    sources: list[Source] = []
     for table in plan.federation:
-        if code_of_federation(table) or (own and table.defended):
+        if code_of_federation(table) or (own_defences and table.defended):
             check_parts(table, plan.seed, folder)
         else:
-            found += [
+            sources += [
                 simulated(point.table, adversary, plan.seed, folder, defences_of(point.defences), point.swept)
-                for point in points(table, plan.defences)
+                for point in sweep_points(table, plan.defences)
             ]
     for recording in plan.recording:
         if not code_of_recording(recording):
-            found += recordings(recording, adversary, folder)
+            sources += recordings(recording, adversary, folder)
         elif isinstance(recording, BundleTable):
             spec_of(recording, *open_bundle(recording, folder))
         else:
             check_recording(recording, plan.adversary, folder)
-    return found
+    return sources
 
 
 def _judgement(plan: Plan, sources: Sequence[Source]) -> list[str]:

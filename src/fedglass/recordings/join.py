@@ -179,8 +179,8 @@ def _federation_facts(terms: SavedTerms) -> dict[str, Any]:
 
 def _constant_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """Return buffers that are not running statistics and did not change: the untrained layers of a transcript."""
-    others = [name for name in before if name.rpartition(".")[2] not in RUNNING]
-    return [name for name in others if torch.equal(before[name], after.get(name, before[name]))]
+    not_running = [name for name in before if name.rpartition(".")[2] not in RUNNING]
+    return [name for name in not_running if torch.equal(before[name], after.get(name, before[name]))]
 
 
 def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> dict[str, Any]:

@@ -257,7 +257,9 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
         _check_message(path, round_.index, message, clients)
     for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
         _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
-    unknown = [name for kept in round_.facts.get("kept", {}).values() for name in kept if name not in participants]
+    unknown = [
+        name for accepted in round_.facts.get("kept", {}).values() for name in accepted if name not in participants
+    ]
     if unknown:
         _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
     return round_

@@ -53,8 +53,8 @@ class Selection:
     def aggregated_clients(self, index: int) -> tuple[str, ...]:
         """Return the clients in the aggregate of a round."""
         round_ = self.bundle.rounds[index]
-        kept = preferred(sheet(round_.facts), "kept")
-        return tuple(name for name in _present(round_) if kept is None or name in kept)
+        accepted = preferred(sheet(round_.facts), "kept")
+        return tuple(name for name in _present(round_) if accepted is None or name in accepted)
 
 
 def _present(round_: RoundFacts) -> tuple[str, ...]:

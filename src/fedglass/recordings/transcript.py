@@ -146,7 +146,7 @@ class TranscriptReader:
             for message in present
             if message.received is not None and (clients is None or message.client in clients)
         ]
-        step, buffers_after, kept = self._aggregate(facts, start)
+        step, buffers_after, accepted = self._aggregate(facts, start)
         participants = tuple(self._participant(message, index) for message in present)
         return Round(
             start.before,
@@ -155,7 +155,7 @@ class TranscriptReader:
             tuple(messages),
             step,
             buffers_after,
-            kept if participants else (UNKNOWN_CLIENTS,),
+            accepted if participants else (UNKNOWN_CLIENTS,),
         )
 
     def _participant(self, message: MessageFacts, index: int) -> Participant:
@@ -210,10 +210,10 @@ class TranscriptReader:
 
     def _message(self, message: MessageFacts, common: SentModel, sent: FileRef) -> Message:
         assert message.received is not None, "messages that were not seen are left out"
-        own = None if message.sent is None else self._start(message.sent)
-        update, buffers = self._added(message.received, common if own is None else own)
+        personal_start = None if message.sent is None else self._start(message.sent)
+        update, buffers = self._added(message.received, common if personal_start is None else personal_start)
         self._check_precision(message.received, message.sent or sent, update)
-        return Message(message.client, update, buffers, own)
+        return Message(message.client, update, buffers, personal_start)
 
     def _check_precision(self, ref: FileRef, sent: FileRef, update: Params) -> None:
         """Refuse weights that moved in the message's own precision only: in the model's they would count as untrained.
@@ -255,8 +255,8 @@ class TranscriptReader:
         if ref is None or facts.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
         present = tuple(message.client for message in facts.messages if message.absent is None)
-        kept = preferred(sheet(facts.facts), "kept")
-        contributors = present if kept is None else tuple(name for name in present if name in kept)
+        accepted = preferred(sheet(facts.facts), "kept")
+        contributors = present if accepted is None else tuple(name for name in present if name in accepted)
         return *self._added(ref, start), contributors
 
 

@@ -51,7 +51,7 @@ def write_truths(
         "format": FORMAT,
         "clients": list(examples),
         "sha256": hashlib.sha256(data).hexdigest(),
-        "batch_labels": [{"round": r, "client": name, "batches": each} for (r, name), each in batch_labels.items()],
+        "batch_labels": [{"round": r, "client": name, "batches": steps} for (r, name), steps in batch_labels.items()],
         "taken": [{"round": r, "client": client, "rows": rows} for (r, client), rows in taken.items()],
     }
     if order:

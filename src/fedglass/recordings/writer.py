@@ -241,10 +241,10 @@ class BundleWriter:
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of the whole federation with their sources."""
         with self.exclusive():
-            known = self.known_facts
-            combined = overlay(known, facts)
+            recorded_facts = self.known_facts
+            combined = overlay(recorded_facts, facts)
             # A writer that continues a bundle and has nothing new needs no space on the disk.
-            if combined != known or not (self.folder / MANIFEST).exists():
+            if combined != recorded_facts or not (self.folder / MANIFEST).exists():
                 self._write_manifest(facts=combined)
 
     def round(self, index: int) -> RoundWriter:

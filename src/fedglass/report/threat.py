@@ -206,6 +206,10 @@ def _rounds(records: Sequence[Record]) -> list[str]:
     return some([*lines, *(line for record in records for line in record.behaviours)], MOST_ROUNDS)
 
 
+def _all(participants: Sequence[str]) -> str:
+    return "the only update" if len(participants) == 1 else f"all {len(participants)} updates"
+
+
 def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) -> str:
     """Describe one round.
 
@@ -214,11 +218,9 @@ def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) 
     """
     rejected = [name for name in participants if name not in accepted]
     if not rejected:
-        return f"Round {index}: the aggregation rule accepted all {len(participants)} updates."
+        return f"Round {index}: the aggregation rule accepted {_all(participants)}."
     if not accepted:
-        return (
-            f"Round {index}: the aggregation rule rejected all {len(participants)} updates; the model did not change."
-        )
+        return f"Round {index}: the aggregation rule rejected {_all(participants)}; the model did not change."
     return (
         f"Round {index}: the aggregation rule accepted {len(accepted)} of {len(participants)} updates "
         f"({', '.join(some(accepted))}) and rejected those of {', '.join(some(rejected))}."

@@ -224,13 +224,13 @@ class Gate:
         return bool(values) and None not in values
 
 
-def known_scales(names: Iterable[str], given: Mapping[str, Scale]) -> dict[str, Scale]:
+def known_scales(names: Iterable[str], scales: Mapping[str, Scale]) -> dict[str, Scale]:
     """Return the scale of each metric: given, or looked up, or without a judgement if its package is gone.
 
     >>> known_scales(["gone"], {})
     {'gone': Scale(title='gone', unit='', digits=3, higher_leaks=True, range=(None, None), sure=None, exact=None)}
     """
-    return {name: given[name] if name in given else _looked_up(name) for name in names}
+    return {name: scales[name] if name in scales else _looked_up(name) for name in names}
 
 
 def _looked_up(metric: str) -> Scale:
