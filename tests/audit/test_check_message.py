@@ -189,13 +189,15 @@ def with_update(target: Target, value: float) -> Target:
 
 def test_without_a_certificate_something_says_why() -> None:
     open_one = simulated()
+    assert open_one.claim is not None
+    unnamed, dishonest = replace(open_one.claim, unnamed_defence=True), replace(open_one.claim, honest=False)
     cases = {
         Kind.NO_NOISE: open_one,
         Kind.NOT_REPLAYED: replace(open_one, claim=None),
         Kind.ZERO_UPDATE: with_update(open_one, 0.0),
         Kind.NON_FINITE_UPDATE: with_update(open_one, float("nan")),
-        Kind.NO_TRUTH: replace(open_one, truth=None, protections=()),
-        Kind.DEFENCE_NOT_BOUNDED: replace(open_one, dishonest=True),
+        Kind.NO_TRUTH: replace(open_one, truth=None, claim=unnamed),
+        Kind.DEFENCE_NOT_BOUNDED: replace(open_one, claim=dishonest),
     }
     for kind, target in cases.items():
         certificate, doubts = checked(target)

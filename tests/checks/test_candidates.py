@@ -41,7 +41,7 @@ def test_none_among_none_is_a_duplicate(records: Examples) -> None:
 
 def test_every_record_has_a_draw_of_its_own(records: Examples, public: Pool) -> None:
     draw = draw_candidates(records, public, candidates=220)
-    drawn = [draw.of_label[int(records.labels[i])][own] for i, own in zip(draw.records, draw.own, strict=True)]
+    drawn = [draw.of_label[int(records.labels[i])][own] for i, own in zip(draw.records, draw.places, strict=True)]
     for rows, i in zip(drawn, draw.records.tolist(), strict=True):
         assert (public.labels[rows] == records.labels[i]).all()
         assert len(rows.unique()) == len(rows) == 220
@@ -65,7 +65,7 @@ def test_records_of_a_rare_label_are_left_out(records: Examples, public: Pool) -
     assert sorted(draw.of_label) == [0, 1, 2]
     assert int((pool.labels[draw.public] == 3).sum()) == 75  # their part of the message is explained all the same
     all_rare = draw_candidates(records, Pool(public.images[:300], public.labels[:300]), candidates=1000)
-    assert (len(all_rare.records), {len(own) for own in all_rare.own}) == (16, {75})
+    assert (len(all_rare.records), {len(own) for own in all_rare.places}) == (16, {75})
 
 
 def test_candidates_that_do_not_fit_are_refused(records: Examples, public: Pool) -> None:

@@ -82,8 +82,8 @@ def draw_candidates(
     most = max(map(len, free.values()))
     if most < LEAST_CANDIDATES:
         raise UsageError(
-            f"The candidate game needs at least {LEAST_CANDIDATES} candidates of a record's label, got {most}: "
-            f"give more, {ENOUGH_CANDIDATES} at least for a verdict."
+            f"The candidate game needs at least {LEAST_CANDIDATES} different candidates of a record's label, got "
+            f"{most}: give more, {ENOUGH_CANDIDATES} at least for a verdict."
         )
     least = ENOUGH_CANDIDATES if most >= ENOUGH_CANDIDATES else LEAST_CANDIDATES
     of_label = {label: rows for label, rows in free.items() if len(rows) >= least}

@@ -6,7 +6,6 @@ Each check is one-sided: a message that passes may still have been made otherwis
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglass.core.tensors import COUNTER, RUNNING
+from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
+from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
 from fedglass.recordings.format import SOURCES, FactSheet, RoundFacts, disputed, overlay, preferred, sheet
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
-SLACK = 1e-3
-"""The relative tolerance of a mean or a norm: rounding, and the quantisation of secure aggregation."""
-WIDTHS = 6.0
-"""The tolerance of the size of noise, in its standard deviations."""
 CLIPPING, NOISE = "clipping_norm", "noise_std"
 """What other frameworks call the options clip.norm and gaussian_noise.std of their defences."""
 MEANS = ("mean", "fedavg", "weighted_mean")
@@ -69,7 +65,8 @@ def _loaded(sent: Tensor, like: Tensor) -> Tensor:
 
 def facts_from_update(update: State) -> FactSheet:
     """Return the facts that BatchNorm's counters show: they count the batches that were seen in train mode."""
-    counts = {round(float(t), 6) for name, t in update.items() if name.endswith(COUNTER) and t.dim() == 0}
+    scalars = {name: tensor for name, tensor in update.items() if tensor.dim() == 0}
+    counts = {round(count, 6) for count in counted_batches(scalars)}
     if not counts:
         return {}
     facts: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
@@ -181,21 +178,18 @@ def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[st
     if clip is None:
         return
     running = {name: tensor for name, tensor in update.items() if _last(name) in RUNNING}
-    longer = [name for name, tensor in running.items() if float(tensor.norm()) > _longest(tensor, clip, std)]
+    longer = [
+        name
+        for name, tensor in running.items()
+        if float(tensor.norm()) > largest_norm(clip, CLIP_SLACK_RECORDED, std, tensor.numel())
+    ]
     if longer:
         yield f"running statistics leave outside the clipping to {clip:g} ({some(longer)})"
 
 
-def _longest(like: Tensor, clip: float, std: float) -> float:
-    """Return the largest norm that clipping and noise allow."""
-    entries = like.numel()
-    noise = std * math.sqrt(entries) * (1 + WIDTHS / math.sqrt(2 * entries)) if std else 0.0
-    return (clip + noise) * (1 + SLACK)
-
-
 def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
     """Check |u| <= C, and name scalars outside of it: a clipping that works on arrays may pass over them."""
-    longest = _longest(torch.cat([tensor.reshape(-1) for tensor in update.values()]), clip, std)
+    longest = largest_norm(clip, CLIP_SLACK_RECORDED, std, sum(tensor.numel() for tensor in update.values()))
     if _norm(update) <= longest:
         return
     scalars = [name for name, tensor in update.items() if tensor.dim() == 0]
@@ -208,15 +202,12 @@ def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
 
 def _in_noise(update: State, std: float) -> Iterator[str]:
     """Name tensors whose entries are smaller than the noise, which cannot be, whatever the data are."""
-    quiet = []
-    for name, tensor in update.items():
-        n = tensor.numel()
-        if n == 1 and float(tensor) == round(float(tensor)):
-            quiet.append(name)
-        elif n > 1 and 1 - WIDTHS / math.sqrt(2 * n) > 0:
-            size = float(tensor.square().mean().sqrt())
-            if size < std * (1 - WIDTHS / math.sqrt(2 * n)):
-                quiet.append(name)
+    integers = [
+        name for name, tensor in update.items() if tensor.numel() == 1 and float(tensor) == round(float(tensor))
+    ]
+    several = {name: tensor for name, tensor in update.items() if tensor.numel() > 1}
+    small = [name for name, t in several.items() if float(t.square().mean().sqrt()) < least_noise(std, t.numel())]
+    quiet = [name for name in update if name in (*integers, *small)]
     if quiet:
         yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
@@ -326,6 +317,6 @@ def _is_mean(step: State, updates: Mapping[str, State], weights: list[float], ro
             continue
         mean = sum(part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True))
         size = max(float(part.norm()) for part in parts)
-        if not float((tensor - mean).norm()) <= SLACK * size + rounding[name]:
+        if not float((tensor - mean).norm()) <= CLIP_SLACK_RECORDED * size + rounding[name]:
             return False
     return True
