@@ -43,7 +43,7 @@ def test_a_report_needs_a_run(make_federation: Callable[..., Federation], tmp_pa
 
 @pytest.mark.parametrize("attacks", ["idlg", [recipe("idlg")]])
 def test_attacks_are_names_or_a_mapping(attacks: object, make_federation: Callable[..., Federation]) -> None:
-    with pytest.raises(UsageError, match="list of recipes' names, or a mapping"):
+    with pytest.raises(UsageError, match="list of names of recipes, or a mapping"):
         fedglass.Audit(make_federation(), attacks)
 
 

@@ -307,6 +307,6 @@ def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_g
     assert "The rule rejected all updates of the round and left the model as it was" in str(peer.error)
     assert "The rule rejected all updates of round 0" in str(aggregate.error)
     assert (server.accepted, later.accepted) == ([], ["client 0", "client 1"])
-    assert "Round 1: none of 2 updates got through the aggregation rule; the model stayed." in audit_page(
+    assert "Round 1: the aggregation rule rejected all 2 updates; the model did not change." in audit_page(
         tmp_path, [server, later]
     )

@@ -232,7 +232,5 @@ def test_a_peer_knows_what_its_own_update_weighs(federation: Federation) -> None
 
 
 def test_facts_that_came_later_leave_older_names_alone() -> None:
-    assert identity_text(Knows()) == (
-        "fedglass.federation.views.Knows(training=True, steps=False, labels=False, batch_labels=False)"
-    )
+    assert identity_text(Knows()) == ("fedglass.Knows(training=True, steps=False, labels=False, batch_labels=False)")
     assert "lr=False" in identity_text(Knows(lr=False))

@@ -170,7 +170,7 @@ def test_a_recording_is_checked_without_its_model(tmp_path: Path) -> None:
         ("[0.5], std = [0.25]", "[0.5, 0.5], std = [0.25, 0.25]", "recording.whitening must have one mean"),
         ("classes = 10", "classes = 10\nclients = 2", "recording.clients must be at most"),
         ('"after.', '"none.', "recording.after: no such file"),
-        ('after = "after.safetensors"', 'after = "truth.npz"', "recording.after: .*can not be read as safetensors"),
+        ('after = "after.safetensors"', 'after = "truth.npz"', "recording.after: .*cannot be read as safetensors"),
     ):
         assert old in RECORDING
         with pytest.raises(UsageError, match=words):

@@ -70,7 +70,7 @@ def test_a_bundle_is_audited_without_a_plan(
     found = fedglass("audit", bundle, "-o", tmp_path / "out", "--workers", 1, "--json", "--all")
     told = json.loads(found.stdout)
     assert {each["attack"] for each in told["attacks"]} == {"exact", "idlg"}
-    assert "Left out: dlfa: one local step is explained by inverting_gradients as well" in found.stderr
+    assert "Skipped: dlfa: one local step is explained by inverting_gradients as well" in found.stderr
     plan = (tmp_path / "out" / "plan.toml").read_text()
     assert str(bundle) in plan
     assert (tmp_path / "out" / "report.html").is_file()
@@ -105,7 +105,7 @@ def test_public_examples_are_named_once_for_audit_and_plan(fedglass: Run, bundle
     assert not any(each["kind"] == "no_candidates" for game in games for each in game["doubts"])
     refused = fedglass("audit", tmp_path / "plan.toml", "-o", tmp_path / "other", *given)
     assert refused.exit_code == 2
-    assert "--public belong to a recorded federation" in " ".join(refused.stderr.split())
+    assert "--public are options for a recorded folder" in " ".join(refused.stderr.split())
 
 
 def test_the_plan_of_an_incomplete_bundle_says_what_is_missing(fedglass: Run, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_bundle_of_somebody_else_is_refused(fedglass: Run, bundle: Path) -> No
 def test_a_model_is_no_option_of_a_plan(fedglass: Run, tmp_path: Path) -> None:
     found = fedglass("audit", tmp_path / "plan.toml", "--model", "lenet")
     assert found.exit_code == 2
-    assert "belong to a recorded federation" in found.stderr
+    assert "are options for a recorded folder" in found.stderr
 
 
 def test_record_info_of_a_bundle_without_a_round(fedglass: Run, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_folder_above_a_bundle_is_not_called_a_broken_one(fedglass: Run, bun
 def test_a_file_of_a_bundle_is_no_plan(name: str, fedglass: Run, bundle: Path) -> None:
     found = fedglass("audit", bundle / name)
     assert found.exit_code == 2
-    assert "is a file of a recorded federation: name its folder" in " ".join(found.stderr.split())
+    assert "is a file of a recorded federation: give its folder" in " ".join(found.stderr.split())
 
 
 def test_an_audit_is_not_written_into_a_bundle(fedglass: Run, bundle: Path) -> None:
@@ -207,7 +207,7 @@ def test_an_audit_is_not_written_into_a_bundle(fedglass: Run, bundle: Path) -> N
     before = sorted(bundle.iterdir())
     found = fedglass("audit", bundle, "-o", bundle)
     assert found.exit_code == 2
-    assert "holds a recorded federation" in found.stderr
+    assert "is a recorded federation" in found.stderr
     assert sorted(bundle.iterdir()) == before
 
 

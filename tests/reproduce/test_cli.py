@@ -80,7 +80,10 @@ def test_a_dry_run_refuses_data_that_are_too_few(tmp_path: Path) -> None:
 
 def test_the_help_says_what_iterations_are() -> None:
     words = " ".join(call("--help").output.split())
-    assert "The option `iterations` of each recipe, beside which warm-up and finishing stages keep their own" in words
+    assert (
+        "Iterations of each recipe. Warm-up and finishing stages keep their own unless the page says otherwise."
+        in words
+    )
 
 
 def test_a_table_is_recreated_and_not_repeated(tmp_path: Path) -> None:
