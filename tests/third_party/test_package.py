@@ -78,7 +78,7 @@ def test_a_plan_names_them_and_the_report_shows_them(fedglass: Callable[..., Don
     for record in records:
         assert (record.status, record.attack) == ("done", "huber_inversion")
         assert "Huber(delta=0.01)" in record.attack_repr
-        assert record.kept == record.participants
+        assert record.accepted == record.participants
         (error,) = record.metrics["mae"]
         assert error is not None
         assert 0 < error < 1
