@@ -40,7 +40,7 @@ def trained(data: str, output: Path, *options: str) -> str:
 def test_the_folder_holds_a_network_what_it_has_seen_and_a_picture(data: str, tmp_path: Path) -> None:
     said = trained(data, tmp_path / "m", "--steps", "3")
     assert "codes of 8 x 1 x 1 numbers after 3 steps" in said
-    assert "on 20 images of d, which come back with RMSE" in said
+    assert "on 20 images of d; reconstruction error RMSE" in said
     assert load_autoencoder(tmp_path / "m").shape == (3, 8, 8)
     assert TrainedOn.read(tmp_path / "m") == TrainedOn("d", 20)
     with Image.open(tmp_path / "m" / PICTURE) as picture:
