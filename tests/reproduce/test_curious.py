@@ -30,7 +30,7 @@ from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import curious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.probes.divergence import Divergence, Sweep, SweepPoint
+from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
 from fedglass.reproduce.probes.peer import (
     Grey,
     GuessedImages,
@@ -253,7 +253,7 @@ def test_guesses_stand_in_their_order(round_: Target) -> None:
 
 def test_the_distance_of_the_updates_is_drawn_with_its_exponents(round_: Target) -> None:
     rates = (1e-5, 1e-4)
-    sweep = Sweep("η", rates, tuple(SweepPoint(rate, 2, 2, 4) for rate in rates))
+    sweep = Sweep("η", rates, tuple(DivergenceSetting(rate, 2, 2, 4) for rate in rates))
     found = Divergence(sweep, draws=3).measure(round_, 0, no_progress)
     assert measures(found)["distance"] == pytest.approx(2.0, abs=0.05)
     assert measures(found)["expectation"] == pytest.approx(2.0, abs=0.05)

@@ -14,7 +14,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
 from fedglass.execution.processes import Processes
-from fedglass.reproduce.cases import Cell, Trial, cases_of, cells
+from fedglass.reproduce.cases import Cell, ClientTrial, cases_of, cells
 from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
 from fedglass.reproduce.cost import describe_cost, experiment_seconds
 from fedglass.reproduce.page import write_recreation
@@ -39,12 +39,12 @@ class Heard:
 
     def trained(self, name: str, done: int, total: int) -> None: ...
 
-    def started(self, case: Case[Trial]) -> None:
+    def started(self, case: Case[ClientTrial]) -> None:
         self.ran.append(case.key)
 
-    def moved(self, case: Case[Trial], done: int, total: int) -> None: ...
+    def moved(self, case: Case[ClientTrial], done: int, total: int) -> None: ...
 
-    def finished(self, case: Case[Trial], record: Record) -> None: ...
+    def finished(self, case: Case[ClientTrial], record: Record) -> None: ...
 
 
 def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int = 1, iterations: int = 2) -> list[Cell]:

@@ -17,7 +17,7 @@ from fedglass.cli.listing import list_known
 from fedglass.cli.options import plain
 from fedglass.cli.recordings import join, record_info
 from fedglass.cli.report import report
-from fedglass.cli.reproduce import reproduce
+from fedglass.cli.reproduce import campaign, reproduce, results_page
 from fedglass.cli.train import train, train_autoencoder, train_diffusion
 from fedglass.core.errors import FedglassError, UsageError
 
@@ -81,8 +81,22 @@ def cli() -> None:
     """
 
 
+campaigns = (campaign, results_page)
 trainings = (train, train_diffusion, train_autoencoder)
-for command in (demo, init, check, audit, record_info, join, report, list_known, schema, reproduce, *trainings):
+for command in (
+    demo,
+    init,
+    check,
+    audit,
+    record_info,
+    join,
+    report,
+    list_known,
+    schema,
+    reproduce,
+    *campaigns,
+    *trainings,
+):
     cli.add_command(command)
 
 

@@ -62,7 +62,7 @@ def _print_one(of: Table, methods: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from fedglass.reproduce.compare import number, setting_text
+    from fedglass.reproduce.tables import number, setting_text
 
     console = Console(highlight=False)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
@@ -252,6 +252,11 @@ def reproduce(
     return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
 
 
+def folder_of_stand_ins(given: Path | None) -> Path | None:
+    """Return the folder of stand-ins: as given, or that of the environment."""
+    return given or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
+
+
 def _cells(
     of: Table,
     rows: Sequence[str],
@@ -267,7 +272,7 @@ def _cells(
     from fedglass.reproduce.populations import populations
 
     selected, used = choose_rows(of, rows), choose_methods(of, methods)
-    folder = stand_ins or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
+    folder = folder_of_stand_ins(stand_ins)
     check_options(of, request)
     data_sets = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
     planned = cells(of, selected, used, clients, data_sets, request, seed)
@@ -332,3 +337,99 @@ def _run(
 def _command() -> str:
     """Return the command line of this run, for the page."""
     return shlex.join(["fedglass", *sys.argv[1:]])
+
+
+RESULTS = Path("docs/reproduction/results")
+results_option = click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=RESULTS,
+    show_default=True,
+    help="Folder of results: one JSON line for each run, one file for each paper.",
+)
+
+
+@click.command("reproduce campaign", short_help="Run the missing rows of all papers, for some hours.")
+@click.option("--hours", type=float, required=True, help="Time that the campaign may take.")
+@click.option("--only", multiple=True, metavar="TABLE", help="Tables to run; may be repeated.  [default: all]")
+@results_option
+@click.option(
+    "--stand-ins",
+    type=click.Path(path_type=Path),
+    help=f"Folder with the images, as for `fedglass reproduce`.  [default: ${SHARED}]",
+)
+@click.option("--data", multiple=True, help="Data of the paper as NAME=SOURCE; may be repeated.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
+@executor_options
+@click.option("--dry-run", is_flag=True, help="Print what would run, in order, and its cost.")
+@output_options
+def campaign(
+    hours: float,
+    only: tuple[str, ...],
+    results: Path,
+    stand_ins: Path | None,
+    data: tuple[str, ...],
+    seed: int,
+    place: Path,
+    execution: ExecutorOptions,
+    dry_run: bool,
+    output: Output,
+) -> None:
+    """Run rows of the published tables that have no result yet, the most telling first, until the hours are over.
+
+    Every finished run appends a line to the results. The same command continues where the last one stopped. An attack
+    of more than an hour stores its state every ten minutes, and continues from it.
+
+    \b
+    Examples:
+      fedglass reproduce campaign --hours 8 --dry-run
+      fedglass reproduce campaign --hours 8 --workers 1 --stand-ins data/
+      fedglass reproduce page -o docs/reproduction.md
+    """
+    if not hours > 0:
+        raise UsageError(f"--hours must be more than 0, got {hours:g}.")
+    if not dry_run:
+        execution.warm_up("auto")
+    from contextlib import nullcontext
+
+    from fedglass.audit.cases import NoProgress
+    from fedglass.cli.progress import Screen
+    from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, say_campaign
+    from fedglass.reproduce.campaign import entries, plan_campaign, run_campaign
+    from fedglass.reproduce.results import read_results
+
+    stored = read_results(results)
+    for problem in stored.problems:
+        output.note(problem)
+    planned = plan_campaign(entries(only), folder_of_stand_ins(stand_ins), data, seed)
+    if dry_run:
+        say_campaign(planned, stored, output)
+        return
+    runs = [run for _, of_entry in planned for run in of_entry]
+    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
+        written = run_campaign(runs, place, results, execution.executor(), execution.count(), hours, screen)
+    left = len({run.case.key for run in runs} - read_results(results).keys())
+    output.say(f"{written.written} results were added to {results}; {left} runs of the campaign are left.")
+    output.answer(answer_of_campaign(planned, written.written, written.failed, left))
+    if written.failed:
+        raise AuditError(f"{written.failed} runs failed; {place} has their records, which say why.")
+
+
+@click.command("reproduce page", short_help="Write the page of all measured tables.")
+@results_option
+@click.option("--findings", type=click.Path(path_type=Path), help="Folder of texts, one for each paper.")
+@click.option("-o", "--output", "file", type=click.Path(path_type=Path), default=Path("reproduction.md"))
+@output_options
+def results_page(results: Path, findings: Path | None, file: Path, output: Output) -> None:
+    """Write the page that puts all results next to the published values, as Markdown."""
+    from fedglass.core.files import write_atomic
+    from fedglass.reproduce.results import read_results
+    from fedglass.reproduce.results_page import page, read_findings
+
+    stored = read_results(results)
+    for problem in stored.problems:
+        output.note(problem)
+    write_atomic(file, page(stored.lines, read_findings(findings or results.parent / "findings")))
+    output.say(f"Page: {file}")
+    output.answer({"page": str(file), "results": len(stored.lines), "skipped": list(stored.problems)})

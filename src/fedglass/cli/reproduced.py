@@ -11,10 +11,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedglass.audit.play import unfinished_cases
+from fedglass.cli.options import Output
 from fedglass.cli.reproduce import of_printed, of_table
+from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
 from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
+from fedglass.reproduce.results import Results
 from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
@@ -130,3 +133,40 @@ def measures_in_words(record: Record) -> str:
     shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
     texts += [f"{name} {values[name]:.3f}" for name in shares if name in values]
     return f"{', '.join(texts)}, {record.seconds:.0f} s"
+
+
+def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
+    """Print the entries of a campaign in order, with the runs that are left and their cost on one core."""
+    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.keys()
+    for number, (entry, runs) in enumerate(planned, 1):
+        left = [run for run in runs if run.case.key not in done]
+        cost = duration(sum(run.seconds for run in left)) if left else "-"
+        methods = ", ".join(dict.fromkeys(run.cell.method for run in runs))
+        grid.add_row(
+            str(number), entry.table, entry.rows or "all", methods, f"{len(left)}/{len(runs)}", cost, entry.why
+        )
+    if output.in_words:
+        console = Console(highlight=False)
+        (console if console.is_terminal else Console(highlight=False, width=200)).print(grid)
+    output.answer(answer_of_campaign(planned, 0, 0, _left(planned, done)))
+
+
+def _left(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[str]) -> int:
+    return len({run.case.key for _, runs in planned for run in runs} - done)
+
+
+def answer_of_campaign(
+    planned: Sequence[tuple[Entry, list[PlannedRun]]], written: int, failed: int, left: int
+) -> dict[str, Any]:
+    """Return the JSON answer of a campaign."""
+    listed = [
+        {
+            "table": entry.table,
+            "rows": entry.rows,
+            "methods": list(dict.fromkeys(run.cell.method for run in runs)),
+            "runs": len(runs),
+            "seconds_on_one_core": round(sum(run.seconds for run in runs), 1),
+        }
+        for entry, runs in planned
+    ]
+    return {"entries": listed, "written": written, "failed": failed, "left": left}

@@ -16,7 +16,7 @@ from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 
 @dataclass(frozen=True)
-class Trial:
+class ClientTrial:
     """One experiment on one client."""
 
     experiment: Experiment
@@ -28,7 +28,7 @@ class Trial:
     """One of the settings that the row averages over, as text."""
 
 
-TrialCase = Case[Trial]
+TrialCase = Case[ClientTrial]
 """Equal trials have equal keys, whatever table they belong to."""
 
 
@@ -88,7 +88,9 @@ def cells(
             experiments = _experiments(of, row, method, request)
             _check_data(experiments.values(), clients, populations)
             cases = [
-                _case(of, row, method, Trial(experiment, _population(experiment, populations), client, seed, part))
+                _case(
+                    of, row, method, ClientTrial(experiment, _population(experiment, populations), client, seed, part)
+                )
                 for part, experiment in experiments.items()
                 for client in range(clients)
             ]
@@ -159,7 +161,7 @@ def _round(setup: Setup) -> int:
     return 1 if setup.warm_up is None else setup.warm_up.rounds + 1
 
 
-def _case(of: Table, row: Row, method: str, trial: Trial) -> TrialCase:
+def _case(of: Table, row: Row, method: str, trial: ClientTrial) -> TrialCase:
     experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
     facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
     title = f"{of.name} row {row.number}, {method_titles(of)[method]}, client {trial.client}"

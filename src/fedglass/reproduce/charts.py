@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from fedglass.report.charts import line_chart, trade_off
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.compare import measures_of, setting_text, values_by_client
-from fedglass.reproduce.tables import Row, Table
+from fedglass.reproduce.compare import measures_of, values_by_client
+from fedglass.reproduce.tables import Row, Table, setting_text
 from fedglass.verdict.records import Record
 
 DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", ""), "lpips": ("LPIPS", ""), "rmse": ("RMSE", "")}

@@ -10,7 +10,7 @@ from typing import Any
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.paper import paper_of
-from fedglass.reproduce.tables import Printed, Table
+from fedglass.reproduce.tables import Printed, Table, mean_and_spread, number, setting_text
 from fedglass.verdict.records import Record
 
 DEVIATION = "standard deviation"
@@ -135,37 +135,7 @@ def mean_over_clients(values: Sequence[float], of: Table) -> Printed | None:
 
     Clients are the units: the images of one client share its message and are not independent.
     """
-    if not values:
-        return None
-    if len(values) == 1:
-        return Printed(values[0])
-    deviation = statistics.stdev(values)
-    return Printed(statistics.fmean(values), deviation if of.spread == DEVIATION else deviation / len(values) ** 0.5)
-
-
-def number(value: Printed | str | None, digits: int) -> str:
-    """Return a published value as text.
-
-    >>> number(Printed(30.3, 0.3), 1), number(None, 1)
-    ('30.3 ± 0.3', '-')
-    """
-    if isinstance(value, str) or value is None:
-        return value or "-"
-    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
-    return f"{value.mean:.{digits}f}{spread}"
-
-
-def setting_text(value: object) -> str:
-    """Return a field of a setting as text.
-
-    >>> setting_text(True), setting_text(0.0), setting_text("FEMNIST"), setting_text(["normal", "uniform"])
-    ('yes', '0', 'FEMNIST', 'average')
-    """
-    if isinstance(value, list):
-        return "average"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "0" if value == 0 else str(value)
+    return mean_and_spread(values, of.spread == DEVIATION)
 
 
 def describe_spread(of: Table, cells: Sequence[Cell]) -> str:

@@ -19,7 +19,7 @@ from fedglass.models.network import Network
 from fedglass.reproduce.populations import KINDS
 
 if TYPE_CHECKING:
-    from fedglass.reproduce.cases import Trial, TrialCase
+    from fedglass.reproduce.cases import ClientTrial, TrialCase
     from fedglass.reproduce.paper import Experiment
 
 SECOND_ORDER = 3.0
@@ -112,7 +112,7 @@ def experiment_seconds(experiment: Experiment, timer: GradientTimer = time_gradi
     return trainings * load.training_seconds() + experiment.probe.seconds(load)
 
 
-def warm_up_seconds(trial: Trial, timer: GradientTimer = time_gradient) -> float:
+def warm_up_seconds(trial: ClientTrial, timer: GradientTimer = time_gradient) -> float:
     """Estimate how long the trial's network is trained beforehand, on one core."""
     setup, population = trial.experiment.setup, trial.population
     warm_up = setup.warm_up

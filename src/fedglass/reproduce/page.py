@@ -27,7 +27,7 @@ from fedglass.verdict.records import Record
 
 
 @dataclass(frozen=True)
-class Strip:
+class PictureStrip:
     """A line of pictures with its title."""
 
     title: str
@@ -36,12 +36,12 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Group:
+class PictureGroup:
     """The pictures of one client in one row of the table, one strip below the other."""
 
     title: str
-    strips: Sequence[Strip]
-    epochs: Sequence[Strip] = ()
+    strips: Sequence[PictureStrip]
+    epochs: Sequence[PictureStrip] = ()
     """The same images at each local epoch, before they were matched and averaged."""
 
 
@@ -101,7 +101,7 @@ def _by_row(cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(rows.values())
 
 
-def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[Group]:
+def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[PictureGroup]:
     """Return one group for each client, with all methods below its originals."""
     groups = []
     for index, case in enumerate(cells[0].cases):
@@ -111,24 +111,24 @@ def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], alb
             if (record := records.get(cell.cases[index].key)) is not None and (strips := strips_of(record))
         ]
         if pictured:
-            original = Strip("original", "", album.inline(str(pictured[0][2]["original"]), "originals"))
+            original = PictureStrip("original", "", album.inline(str(pictured[0][2]["original"]), "originals"))
             reconstructed = [_strip(*entry, album) for entry in pictured]
             # The epochs of one client only: they are many.
             epochs = [e for cell, _, strips in pictured for e in _epochs(cell, strips, album)] if index == 0 else []
             part = f" ({case.subject.part})" if case.subject.part else ""
             title = f"{describe_setting(of, cells[0])}: client {case.subject.client}{part}"
-            groups.append(Group(title, [original, *reconstructed], epochs))
+            groups.append(PictureGroup(title, [original, *reconstructed], epochs))
     return groups
 
 
-def _strip(cell: Cell, record: Record, strips: Mapping[str, Any], album: Album) -> Strip:
+def _strip(cell: Cell, record: Record, strips: Mapping[str, Any], album: Album) -> PictureStrip:
     measures = measures_of(record)
     notes = [f"{measures['psnr']:.1f} dB"]
     notes += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
     notes += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
-    return Strip(cell.title, ", ".join(notes), album.inline(str(strips["reconstruction"]), cell.title))
+    return PictureStrip(cell.title, ", ".join(notes), album.inline(str(strips["reconstruction"]), cell.title))
 
 
-def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[Strip]:
+def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[PictureStrip]:
     titled = ((f"{cell.title}, epoch {i}", path) for i, path in enumerate(strips.get("epochs", []), 1))
-    return [Strip(title, "", album.inline(str(path), title)) for title, path in titled]
+    return [PictureStrip(title, "", album.inline(str(path), title)) for title, path in titled]

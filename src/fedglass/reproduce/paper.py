@@ -25,7 +25,7 @@ from fedglass.recipes import recipe
 from fedglass.reproduce import papers
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
-from fedglass.reproduce.tables import Request, Row, Setting, Table
+from fedglass.reproduce.tables import Request, Row, Setting, Table, paper_name
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
@@ -194,6 +194,6 @@ def paper_of(table: Table) -> Paper:
     >>> "dlfa-table1" in paper_of(table("dlfa-table1")).tables
     True
     """
-    module = importlib.import_module(f"{papers.__name__}.{table.name.partition('-')[0]}")
+    module = importlib.import_module(f"{papers.__name__}.{paper_name(table.name)}")
     paper: Paper = module.PAPER
     return paper

@@ -145,9 +145,14 @@ class Population:
             clients.append((f"client {i} of run {index}", data.images[rows], data.labels[rows]))
         return clients
 
+    @property
+    def embedded(self) -> bool:
+        """Whether the images are those of the package, since a folder of stand-ins has none."""
+        return self.source == KINDS[self.kind].embedded
+
     def test(self) -> Examples:
         """Return images that no client has; those of embedded stand-ins are among the clients' own."""
-        if self.source == KINDS[self.kind].embedded:
+        if self.embedded:
             return sample_examples(self.dataset(), self.seed)
         data = _read(self.source, "test")
         return Examples(data.images, data.labels)
@@ -171,12 +176,13 @@ class Population:
         data = self.dataset()
         return None if data.writers is None else len(_with_enough(data.writers, examples))
 
-    def describe(self) -> str:
-        """Describe the images, for every table with numbers from them."""
+    def describe(self, with_place: bool = True) -> str:
+        """Describe the images, for every table with numbers from them; without their place on this machine if asked."""
         kind, data = KINDS[self.kind], self.dataset()
         size = f", at {kind.shape[1]} x {kind.shape[2]} pixels" if _sized(self.kind) else ""
         if not self.stand_in:
-            return f"{kind.title}: {data.name}, {len(data)} images read from {self.source}{size}"
+            place = f" read from {self.source}" if with_place else ""
+            return f"{kind.title}: {data.name}, {len(data)} images{place}{size}"
         images = {"glyphs": "drawn characters", "photos": "crops of the embedded photographs"}.get(self.source)
         labels = "their own labels" if self.own_labels else f"labels drawn from {kind.classes} classes"
         return f"STAND-IN for {kind.title}: {images or kind.images} with {labels}{size}"

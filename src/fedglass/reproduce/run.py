@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedglass.execution.client_training import client_trainer
 from fedglass.execution.executor import Executor, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
-from fedglass.reproduce.cases import Cell, Trial, TrialCase, cases_of
+from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
 from fedglass.reproduce.messages import (
     PlayedFederation,
     SimulatedMessage,
@@ -38,7 +39,7 @@ MOST_WRITERS = 100
 """Clients that a warm-up draws from, if the data have more writers."""
 
 
-def network_file(trial: Trial, directory: Path, rounds: int | None = None) -> Path | None:
+def network_file(trial: ClientTrial, directory: Path, rounds: int | None = None) -> Path | None:
     """Return the file of the trial's network after its warm-up, or after fewer rounds of it; None without a warm-up."""
     setup = trial.experiment.setup
     if setup.warm_up is None:
@@ -56,7 +57,7 @@ def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[T
 
 
 def trained_network(
-    trial: Trial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
+    trial: ClientTrial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
 ) -> TrainedNetwork | None:
     """Return the network after the trial's warm-up, trained here if it has no file yet; None without a warm-up."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
@@ -106,7 +107,7 @@ def warm_up_clients(warm_up: WarmUp, population: Population) -> list[Client]:
     return [Client(name, images, labels) for name, images, labels in members]
 
 
-def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
+def _shorter(trial: ClientTrial, directory: Path) -> tuple[int, str | None]:
     """Return rounds and file of the longest shorter warm-up that is there: one of 10 rounds continues that of 5."""
     warm_up = trial.experiment.setup.warm_up
     for rounds in range(0 if warm_up is None else warm_up.rounds - 1, 0, -1):
@@ -116,22 +117,34 @@ def _shorter(trial: Trial, directory: Path) -> tuple[int, str | None]:
     return 0, None
 
 
-def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: AuditProgress) -> dict[str, Record]:
-    """Run the unfinished cases, and failed ones again; return the records of all cases by key.
+Play = Callable[[Sequence[TrialCase], AuditProgress, float | None], dict[str, Record]]
+"""Function that runs unfinished cases, with the time at which attacks are stopped, and returns all records by key."""
+
+
+@contextmanager
+def ready_to_run(directory: Path, executor: Executor) -> Iterator[Play]:
+    """Yield a function that runs cases in a directory; the workers stay for the context.
 
     One command at a time in a directory: two would run the same cases and train the same networks twice.
     """
-    cases = cases_of(cells)
-    keys = {case.key for case in cases}
-
     with alone(directory), persistent(executor) as ready:
 
-        def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-            networks = _networks(todo, directory, progress, client_trainer(ready))
-            return [_work(case, networks[network_file(case.subject, directory)]) for case in todo]
+        def play(cases: Sequence[TrialCase], progress: AuditProgress, deadline: float | None) -> dict[str, Record]:
+            def prepared(todo: Sequence[TrialCase]) -> list[Work]:
+                networks = _networks(todo, directory, progress, client_trainer(ready))
+                return [_work(case, networks[network_file(case.subject, directory)], deadline) for case in todo]
 
-        play_unfinished(cases, directory, ready, prepared, progress)
-    return {record.key: record for record in RecordFile(directory / RECORDS).read() if record.key in keys}
+            play_unfinished(cases, directory, ready, prepared, progress, cut_short=True)
+            keys = {case.key for case in cases}
+            return {record.key: record for record in RecordFile(directory / RECORDS).read() if record.key in keys}
+
+        yield play
+
+
+def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: AuditProgress) -> dict[str, Record]:
+    """Run the unfinished cases, and failed ones again; return the records of all cases by key."""
+    with ready_to_run(directory, executor) as play:
+        return play(cases_of(cells), progress, None)
 
 
 def _networks(
@@ -150,11 +163,11 @@ def _networks(
     return networks
 
 
-def _work(case: TrialCase, network: TrainedNetwork | None) -> Work:
+def _work(case: TrialCase, network: TrainedNetwork | None, deadline: float | None) -> Work:
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
     if experiment.setup.federation_run is not None:
-        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device)
+        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device, deadline)
     clients = clients_of_message(experiment.setup, trial.population, trial.client)
     message = SimulatedMessage(experiment, clients, trial.seed, network)
-    return Work(case, message, device)
+    return Work(case, message, device, deadline)

@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -160,6 +161,52 @@ def figure(name: str) -> Figure:
     if entry is None:
         return Figure(name, table(name).title, name)
     return Figure(name, entry["title"], entry["table"], tuple(entry.get("rows", ())), tuple(entry.get("methods", ())))
+
+
+def paper_name(name: str) -> str:
+    """Return the paper of a table, which its name begins with.
+
+    >>> paper_name("sme-table2")
+    'sme'
+    """
+    return name.partition("-")[0]
+
+
+def mean_and_spread(values: Sequence[float], deviation: bool = False) -> Printed | None:
+    """Return the mean and its standard error, or the standard deviation; a single value has no spread.
+
+    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0]), mean_and_spread([])
+    (Printed(mean=2.0, spread=1.0), Printed(mean=2.0, spread=None), None)
+    """
+    if len(values) < 2:
+        return Printed(values[0]) if values else None
+    spread = statistics.stdev(values)
+    return Printed(statistics.fmean(values), spread if deviation else spread / len(values) ** 0.5)
+
+
+def number(value: Printed | str | None, digits: int) -> str:
+    """Return a published value as text.
+
+    >>> number(Printed(30.3, 0.3), 1), number(None, 1)
+    ('30.3 ± 0.3', '-')
+    """
+    if isinstance(value, str) or value is None:
+        return value or "-"
+    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
+    return f"{value.mean:.{digits}f}{spread}"
+
+
+def setting_text(value: object) -> str:
+    """Return a field of a setting as text.
+
+    >>> setting_text(True), setting_text(0.0), setting_text("FEMNIST"), setting_text(["normal", "uniform"])
+    ('yes', '0', 'FEMNIST', 'average')
+    """
+    if isinstance(value, list):
+        return "average"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "0" if value == 0 else str(value)
 
 
 def choose_rows(of: Table, wanted: Sequence[str]) -> list[Row]:

@@ -18,8 +18,8 @@ from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.paper import Baseline, Experiment, Method, Paper, Recreation, Setup, WeightsOption, peer_setup
 from fedglass.reproduce.populations import KIND_OF, KINDS
-from fedglass.reproduce.probes.divergence import Divergence, Sweep, SweepPoint
-from fedglass.reproduce.probes.peer import Grey, Guess, GuessedImages, OwnImages, PeerImages, Reduced, WrongRate
+from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
+from fedglass.reproduce.probes.peer import Grey, GuessedImages, ImageGuess, OwnImages, PeerImages, Reduced, WrongRate
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
@@ -46,7 +46,7 @@ LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
 """Reduction of the searched images, if it is not the paper's."""
-GUESSES: Mapping[str, Guess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
+GUESSES: Mapping[str, ImageGuess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
 YARDSTICKS: Mapping[str, Method | Baseline] = {
     "grey": Baseline("blind: plain grey"),
     "own": Baseline("blind: its own images"),
@@ -137,10 +137,14 @@ def _sweeps(lr: float) -> Mapping[str, Sweep]:
     rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
     steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
     return {
-        "η": Sweep("η", rates, tuple(SweepPoint(rate, 3, 4, 32) for rate in rates)),
-        "τ": Sweep("τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(SweepPoint(lr, t, 4, 32) for t in steps)),
-        "K": Sweep("K-1", tuple(float(k - 1) for k in clients), tuple(SweepPoint(lr, 3, k, 32) for k in clients)),
-        "N": Sweep("N", tuple(map(float, examples)), tuple(SweepPoint(lr, 3, 4, n) for n in examples)),
+        "η": Sweep("η", rates, tuple(DivergenceSetting(rate, 3, 4, 32) for rate in rates)),
+        "τ": Sweep(
+            "τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(DivergenceSetting(lr, t, 4, 32) for t in steps)
+        ),
+        "K": Sweep(
+            "K-1", tuple(float(k - 1) for k in clients), tuple(DivergenceSetting(lr, 3, k, 32) for k in clients)
+        ),
+        "N": Sweep("N", tuple(map(float, examples)), tuple(DivergenceSetting(lr, 3, 4, n) for n in examples)),
     }
 
 

@@ -161,7 +161,7 @@ DOUBLE = 2.0
 
 
 @dataclass(frozen=True)
-class SweepPoint:
+class DivergenceSetting:
     """One round of a sweep: learning rate, local steps, clients, and the number of all their examples."""
 
     lr: float
@@ -180,7 +180,7 @@ class Sweep:
 
     axis: str
     values: tuple[float, ...]
-    points: tuple[SweepPoint, ...]
+    points: tuple[DivergenceSetting, ...]
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class WrongRate:
         return self.probe.seconds(load)
 
 
-class Guess(Protocol):
+class ImageGuess(Protocol):
     """A guess of the private images without an attack."""
 
     def images(self, observation: Observation, truth: Truth) -> Tensor: ...
@@ -135,7 +135,7 @@ class GuessedImages:
     accelerated: ClassVar[bool] = False
     attack: ClassVar[None] = None
 
-    guess: Guess
+    guess: ImageGuess
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth = target.known_truth

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
+from fedglass.audit.assessment import scored_guesses
 from fedglass.audit.cases import Probe
 from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
+from fedglass.core.scale import scale_of
 from fedglass.core.types import Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import Scores, score
@@ -96,6 +98,14 @@ def match_images(
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the mean of each metric over images."""
     return {name: statistics.fmean(by_image) for name, by_image in values.items()}
+
+
+def blind_guesses(target: Target, metrics: Sequence[str], attack: object) -> dict[str, float]:
+    """Return what the best blind guess reaches in the mean over images, as `guess_` and the metric."""
+    observation, truth = target.observation, target.known_truth
+    guesses = scored_guesses(observation, truth, truth.labels, metrics, target.public, attack)
+    reached = [means(scores) for scores in guesses.values()]
+    return {f"guess_{m}": scale_of(m).best(s[m] for s in reached if m in s) for m in metrics if m in reached[0]}
 
 
 def attack_fields(attack: Attack, target: Target, reconstruction: Reconstruction) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fedglass.metrics.matching import Matching, label_errors, match, match_by_ps
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.reproduce.probes.geometry import cosine, sparsity
-from fedglass.reproduce.probes.probe import attack_fields, match_images, means
+from fedglass.reproduce.probes.probe import attack_fields, blind_guesses, match_images, means
 
 
 class Pairing(Protocol):
@@ -72,6 +72,7 @@ class Reconstruct:
             "psnr": sum(psnr_by_image) / len(psnr_by_image),
             "recovered": 100 * share_above(psnr_by_image, self.threshold),
             "label_errors": float(fields["label_errors"]),
+            **blind_guesses(target, ("psnr",), self.attack),
         }
         if (similarity := _similarity(self.attack, observation, reconstruction, merge.images)) is not None:
             measures["lsim"] = similarity
@@ -136,6 +137,7 @@ class Invert:
         measures = {name: sum(values) / len(values) for name, values in scores.values.items()}
         measures["label_errors"] = float(fields["label_errors"])
         measures["sparsity"] = sparsity(observation.update.values())  # of the message that the attack got
+        measures |= blind_guesses(target, METRICS, self.attack)
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         scored = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
         return ProbeResult({**fields, **scored}, matched.strips())

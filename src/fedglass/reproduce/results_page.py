@@ -1,0 +1,179 @@
+"""The page of all measured tables: findings, and results next to the published values, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedglass.core.files import read_file
+from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
+from fedglass.reproduce.tables import Printed, Table, figure, names, number, paper_name, setting_text, table
+
+PAPERS = {
+    "dlfa": "Data Leakage in Federated Averaging [Dimitrov et al., 2022]",
+    "sme": "Surrogate Model Extension [Zhu, Yao, Blaschko, 2023]",
+    "c2f": "Coarse-to-fine inversion [K. Zhu et al., 2025]",
+    "curious": "The curious client [Wilson et al., 2024]",
+    "malicious": "The maliciously curious client [Yue et al., 2025]",
+}
+HEAD = """# Published numbers, re-created
+
+This page is generated: `fedglass reproduce page -o docs/reproduction.md` writes it from the lines in
+`docs/reproduction/results`, the published values and the findings in `docs/reproduction/findings`.
+
+```sh
+fedglass reproduce list                                  # the tables and figures
+fedglass reproduce list sme-table2                       # its rows, methods and published values
+fedglass reproduce sme-table2 --clients 5 --rows 1,7 --methods fast,ig -o reproductions
+fedglass reproduce campaign --hours 8                    # all missing rows, the most telling first
+```
+
+A line is one row and one method of a table. It is **met** if every mean lies within 5 % of the printed value or one
+unit of its last digit, or, from five runs on, within two standard errors. It is **beaten** if no mean is worse and
+one is better, and **missed** otherwise. Lines that were only on an older page are listed as such and count as not run.
+Of several settings of a line, the largest runs count, whatever they gave.
+± is the standard error over clients. A blind guess does not see the message: grey, black, the best flat colour, means
+of public images where the adversary has some.
+Methods named `fast` or `ours` in tables that do not print them are this package's own recipes.
+"""
+MISSING = "–"
+LARGEST_TEXT = 1 << 20
+
+
+def read_findings(folder: Path) -> dict[str, str]:
+    """Return the findings of each paper, as far as the folder has them."""
+    files = {name: folder / f"{name}.md" for name in PAPERS}
+    return {name: read_file(f, LARGEST_TEXT).decode().strip() for name, f in files.items() if f.is_file()}
+
+
+def page(results: Sequence[Result], findings: Mapping[str, str]) -> str:
+    """Return the page."""
+    tables = {name: [table(t) for t in _tables(name)] for name in PAPERS}
+    parts = [HEAD, _summary(tables, results)]
+    for name, title in PAPERS.items():
+        parts += [f"## {title}\n", findings.get(name, "No findings yet.") + "\n"]
+        parts += [text for of in tables[name] if (text := "\n".join(_section(of, results)))]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _tables(paper: str) -> list[str]:
+    return [name for name in names() if paper_name(name) == paper and figure(name).table == name]
+
+
+def _summary(tables: Mapping[str, Sequence[Table]], results: Sequence[Result]) -> str:
+    lines = ["| paper | lines printed | measured | met | beaten | missed | not run |", "|---|---|---|---|---|---|---|"]
+    for name, title in PAPERS.items():
+        counts = [tally(of, results) for of in tables[name]]
+        met, beaten, missed, absent = (sum(c[w] for c in counts) for w in ("met", "beaten", "missed", "not run"))
+        printed, measured = met + beaten + missed + absent, met + beaten + missed
+        lines.append(f"| {title} | {printed} | {measured} | {met} | {beaten} | {missed} | {absent} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines of one table: what was measured, and which printed lines were not run."""
+    lines = lines_of(of, results)
+    measures = [name for name in of.measures if any(_has(line, name) for line in lines)]
+    yield f"### {of.name}: {of.title}\n"
+    if lines:
+        heads = [f"{of.measures[m].title}: paper | measured | blind guess" for m in measures]
+        columns = ["row", "setting", "method", *heads, "runs", "size", ""]
+        yield "| " + " | ".join(columns) + " |"
+        yield "|---" * (len(columns) + 2 * len(measures)) + "|"
+        for line in lines:
+            yield _line(of, line, measures)
+        yield ""
+    measured = {(line.row.number, line.method) for line in lines if line.is_measured}
+    absent = [entry for entry in printed_lines(of) if entry not in measured]
+    if absent:
+        yield f"Not run: {_listed(absent, len(of.rows))}.\n"
+    elif not lines:
+        yield "Not run. The paper prints no numbers here.\n"
+
+
+def _has(line: MeasuredLine, measure: str) -> bool:
+    return line.value(measure) is not None
+
+
+def _line(of: Table, line: MeasuredLine, measures: Sequence[str]) -> str:
+    printed = line.row.values.get(line.method, {})
+    cells = [str(line.row.number), _setting(of, line), of.methods.get(line.method, f"`{line.method}` (not printed)")]
+    for name in measures:
+        digits = of.measures[name].digits
+        values = printed.get(name), line.value(name, of.spread == "standard deviation"), _mean(line.guess(name))
+        cells += [number(value, digits) if value is not None else MISSING for value in values]
+    verdict = line.verdict(of) if line.is_measured else "older page"
+    runs = f"{line.runs} of {of.clients}" if of.clients else str(line.runs)
+    return "| " + " | ".join([*cells, runs, line.size() or MISSING, verdict or MISSING]) + " |"
+
+
+def _mean(value: Printed | None) -> Printed | None:
+    return None if value is None else Printed(value.mean)
+
+
+def _setting(of: Table, line: MeasuredLine) -> str:
+    fields = [f"{title} {setting_text(line.row.setting[name])}" for name, title in of.columns.items()]
+    part = next((result.part for result in line.results if result.part), "")
+    return ", ".join(fields).replace("|", "/") + (f" ({part})" if part and len(line.results) == 1 else "")
+
+
+def _listed(entries: Sequence[tuple[int, str]], rows: int) -> str:
+    """Return rows by method, in ranges.
+
+    >>> _listed([(1, "sme"), (2, "sme"), (3, "sme"), (2, "ig")], 4)
+    'sme rows 1 to 3; ig row 2'
+    """
+    by_method: dict[str, list[int]] = {}
+    for row, method in entries:
+        by_method.setdefault(method, []).append(row)
+    texts = []
+    for method, missing in by_method.items():
+        if len(missing) == rows and rows > 1:
+            texts.append(f"{method} all rows")
+            continue
+        runs: list[list[int]] = []
+        for row in missing:
+            if runs and row == runs[-1][-1] + 1:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        ranges = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
+        texts.append(f"{method} row{'s' if len(missing) > 1 else ''} {', '.join(ranges)}")
+    return "; ".join(texts)
+
+
+QUOTED = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?=\s?(?:%|dB))|(?<![\w.,])\d[\d,]*\.\d+(?![\w])")
+
+
+def unsupported_numbers(paper: str, text: str, results: Sequence[Result]) -> list[str]:
+    """Return the numbers of a findings text that are neither measured nor printed.
+
+    A number counts if it has a decimal point, or stands before % or dB, and is not code.
+    """
+    known = set(_known_numbers(paper, results))
+    quoted = [
+        match[0].replace(",", "") for match in QUOTED.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
+    ]
+    return [text for text in quoted if not any(_shows(text, value) for value in known)]
+
+
+def _shows(text: str, value: float) -> bool:
+    digits = len(text.partition(".")[2])
+    return f"{abs(value):.{digits}f}" == f"{float(text):.{digits}f}"
+
+
+def _known_numbers(paper: str, results: Sequence[Result]) -> Iterator[float]:
+    for of in map(table, _tables(paper)):
+        for row in of.rows:
+            for values in row.values.values():
+                for printed in values.values():
+                    if isinstance(printed, Printed):
+                        yield from (x for x in (printed.mean, printed.spread) if x is not None)
+        for line in lines_of(of, results):
+            for result in line.results:
+                yield from (*result.metrics.values(), *result.errors.values())
+            for name in {name for result in line.results for name in result.metrics}:
+                value = line.value(name)
+                if value is not None:
+                    yield from (x for x in (value.mean, value.spread) if x is not None)

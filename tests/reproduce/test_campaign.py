@@ -1,0 +1,112 @@
+"""Campaigns: what runs first, what fits into the time, what is appended, and how they continue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedglass.audit.cases import NoProgress
+from fedglass.cli.main import cli
+from fedglass.core.errors import UsageError
+from fedglass.execution.executor import InProcess
+from fedglass.reproduce.campaign import Entry, PlannedRun, entries, plan_campaign, run_campaign
+from fedglass.reproduce.results import read_results
+from fedglass.reproduce.tables import choose_rows, table
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> list[PlannedRun]:
+    """Two cheap runs and one that is said to take long, on embedded images that count as the user's own."""
+    entry = Entry("dlfa-table2", "1", ("interpolated",), clients=2)
+    ((_, runs),) = plan_campaign([entry], None, ["femnist=glyphs"], 0)
+    return runs
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["reproduce", "campaign", *map(str, words)])
+
+
+def test_every_entry_names_rows_and_methods_of_its_table() -> None:
+    for entry in entries():
+        of = table(entry.table)
+        assert choose_rows(of, [entry.rows] if entry.rows else [])
+        assert entry.request(of)
+        assert entry.why
+        assert entry.clients >= 1
+
+
+def test_entries_of_one_table_can_be_chosen() -> None:
+    assert {entry.table for entry in entries(["sme-table2"])} == {"sme-table2"}
+    with pytest.raises(UsageError, match="sme-table99"):
+        entries(["sme-table99"])
+
+
+def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list[PlannedRun]) -> None:
+    place, results = tmp_path / "out", tmp_path / "results"
+    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    assert written.written == len(planned) == 2
+    lines = read_results(results).lines
+    assert [line.client for line in lines] == [0, 1]
+    assert all(line.metrics["label_errors"] >= 0 for line in lines)
+    assert str(tmp_path) not in (results / "dlfa.jsonl").read_text()
+    again = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    assert again.written == 0
+
+
+def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, planned: list[PlannedRun]) -> None:
+    place = tmp_path / "out"
+    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, NoProgress())
+    before = (place / "records.jsonl").read_bytes()
+    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, NoProgress())
+    assert (place / "records.jsonl").read_bytes() == before
+    assert read_results(tmp_path / "first").keys() == read_results(tmp_path / "second").keys()
+
+
+def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
+    cheap, other = planned
+    slow = PlannedRun(other.cell, other.case, other.of, 1800.0)
+    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, NoProgress())
+    assert written.written == 1
+    assert read_results(tmp_path / "results").keys() == {cheap.case.key}
+
+
+def test_nothing_starts_after_the_time_is_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
+    times = iter([0.0, 3700.0])
+    written = run_campaign(
+        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, NoProgress(), lambda: next(times)
+    )
+    assert written.written == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--hours", 0), "--hours must be more than 0, got 0."),
+        (("--hours", "-1"), "--hours must be more than 0, got -1."),
+        (("--hours", 1, "--only", "sme-table99"), "sme-table99"),
+        (("--hours", 1, "--stand-ins", "nowhere"), "no such folder"),
+        (("--hours", 1, "--only", "sme-table4"), "has no images for"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: tuple[object, ...], reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FEDGLASS_SHARED", raising=False)
+    done = command(*words, "--results", tmp_path, "-o", tmp_path / "out", "--workers", 1)
+    assert done.exit_code in (2, 3)
+    assert reason in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_dry_run_lists_entries_with_their_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "fedglass.reproduce.campaign.entries",
+        lambda only=(): [Entry("dlfa-table2", "1", ("before",), 1, {}, "a reason")],
+    )
+    done = command("--hours", 1, "--dry-run", "--data", "femnist=glyphs", "--results", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "dlfa-table2" in done.stdout
+    assert "a reason" in done.stdout
