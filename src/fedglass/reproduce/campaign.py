@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,6 @@ def result_of(run: PlannedRun, record: Record) -> Result:
     """Return the line of one finished run."""
     trial = run.case.subject
     options = _differences(run.cell.request)
-    published = replace(Request(), side=run.cell.request.side, weights=run.cell.request.weights)
-    as_published = paper_of(run.of).tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, published)
     numbers = {name: value for name, value in measures_of(record).items() if math.isfinite(value)}
     words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
     command = f"fedglass reproduce {run.of.name} --rows {run.cell.row.number} --methods {run.cell.method}"
@@ -123,9 +121,7 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         seed=trial.seed,
         metrics=numbers,
         iterations=_iterations(trial.experiment),
-        iterations_published=None
-        if "iterations" in run.of.default and not run.of.clients
-        else _iterations(as_published),
+        iterations_published=_published_iterations(run),
         options=options,
         data=trial.population.describe(with_place=False),
         stand_in=trial.population.stand_in,
@@ -135,6 +131,16 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         seconds=round(record.seconds, 1),
         key=record.key,
     )
+
+
+def _published_iterations(run: PlannedRun) -> int | None:
+    """Return the iterations of the published procedure; None if the paper does not state them."""
+    paper, request = paper_of(run.of), Request(side=run.cell.request.side, weights=run.cell.request.weights)
+    if run.cell.method in paper.iterations:
+        return paper.iterations[run.cell.method]
+    if "iterations" in run.of.default and not run.of.clients:
+        return None
+    return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
 
 
 def _differences(request: Request) -> dict[str, Any]:

@@ -181,6 +181,8 @@ class Paper:
     """Sides that its pictures can be resized to; empty if they cannot."""
     restarts: bool = False
     """Whether its attacks are restarted."""
+    iterations: Mapping[str, int] = field(default_factory=dict)
+    """Iterations of the paper's attacks by method, where the recipe's default is another number."""
     derived: Mapping[str, Callable[[Cell, Mapping[str, Record]], float | None]] = field(default_factory=dict)
     """Measures that are computed from all runs of a cell, by their names in the tables."""
     remarks: Callable[[Table, Sequence[Cell]], list[str]] | None = None
