@@ -168,7 +168,9 @@ def _known_numbers(paper: str, results: Sequence[Result]) -> Iterator[float]:
         for row in of.rows:
             for values in row.values.values():
                 for printed in values.values():
-                    if isinstance(printed, Printed):
+                    if isinstance(printed, str):  # such as a range
+                        yield from map(float, re.findall(r"\d+(?:\.\d+)?", printed))
+                    elif printed is not None:
                         yield from (x for x in (printed.mean, printed.spread) if x is not None)
         for line in lines_of(of, results):
             for result in line.results:
