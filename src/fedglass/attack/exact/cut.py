@@ -144,7 +144,6 @@ class Features:
 
 def head_gradients(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor) -> Tensor:
     """Return the loss gradient at the layer's outputs for every input and every label.  # (n, d) -> (n, k, h)"""
-    assert layer.bias_before is not None, "a trained bias has a value before"
     outputs = (inputs @ layer.weight_before.T + layer.bias_before).requires_grad_()
     with torch.enable_grad():
         logits = cut.head(outputs)  # (n, k)

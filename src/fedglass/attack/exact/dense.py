@@ -35,13 +35,12 @@ class DenseUpdate:
     weight: Tensor  # (h, d), after - before
     bias: Tensor | None  # (h,); None if the layer has no bias, or does not train it
     weight_before: Tensor  # (h, d)
-    bias_before: Tensor | None  # (h,)
+    bias_before: Tensor  # (h,), zeros if the layer has no bias
     weight_error: Tensor  # (h, d), standard deviation of the rounding
-    bias_error: Tensor | None  # (h,)
+    bias_error: Tensor  # (h,), zeros if no bias is trained
     relu: bool = False
     """True if all that follows depends only on max(0, output)."""
-    after: tuple[Tensor, Tensor] | None = None
-    """Weight (h, d) and bias (h,) after training, if there is a bias."""
+    after: Tensor | None = None  # [W | c] after training, (h, d + 1)
     shrunk: float = 0.0
     """The share of the weights before that the decay removed, and that was added to the update again."""
 
@@ -52,8 +51,12 @@ class DenseUpdate:
     def ratios(self) -> RowRatios:
         """Return U_i / v_i of the rows that are precise enough."""
         assert self.bias is not None, "the rows are divided by it"
-        assert self.bias_error is not None, "a bias has its rounding"
         return row_ratios(self.weight, self.bias, (self.weight_error, self.bias_error))
+
+    @property
+    def before(self) -> Tensor:
+        """[W | c] before training.  # (h, d + 1)"""
+        return torch.cat([self.weight_before, self.bias_before[:, None]], 1)
 
 
 @once
@@ -126,40 +129,36 @@ def not_a_gradient(observation: Observation) -> str:
 
 def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
     """Return the update of a layer without its decay, or the reason why there is none."""
-    weight, bias = (_parameter_name(observation, layer, last) for last in ("weight", "bias"))
-    if weight is None or weight not in observation.update:
-        return f"the dense layer {layer!r} is not trained"
+    # A parameter may be tied to an earlier one, under whose name the message has it.
+    names = {id(p): name for name, p in observation.model.named_parameters()}
+    weight, bias = (
+        names.get(id(observation.model.get_submodule(layer)._parameters.get(n))) for n in ("weight", "bias")
+    )
     before, sent = observation.before, observation.update
-    trained_bias = bias if bias is not None and bias in sent else None
+    if weight is None or weight not in sent:
+        return f"the dense layer {layer!r} is not trained"
     constant = observation.buffers.get(f"{layer}.bias" if layer else "bias") if bias is None else before.get(bias)
-    bias_before = None if constant is None else constant.double().cpu()
-
-    def error(name: str) -> Tensor:
-        return entry_error(sent[name], before[name], observation.knows.local_steps or 1)
-
-    def after(name: str) -> Tensor:
-        return before[name].double().cpu() + sent[name].double().cpu()
-
-    last = bias_before if trained_bias is None else after(trained_bias)
-    return DenseUpdate(
+    weight_before, zeros = before[weight].double().cpu(), torch.zeros(len(before[weight]), dtype=torch.float64)
+    update = DenseUpdate(
         layer,
         undecayed_update(observation, weight),
-        None if trained_bias is None else undecayed_update(observation, trained_bias),
-        before[weight].double().cpu(),
-        bias_before,
-        error(weight),
-        None if trained_bias is None else error(trained_bias),
-        after=None if last is None else (after(weight), last),
+        None,
+        weight_before,
+        zeros if constant is None else constant.double().cpu(),
+        _error(observation, weight),
+        zeros,
         shrunk=1 - decay_factor(observation),
     )
+    last, bias_after = weight_before + sent[weight].double().cpu(), update.bias_before
+    if bias is not None and bias in sent:
+        bias_after = update.bias_before + sent[bias].double().cpu()
+        moved = undecayed_update(observation, bias)
+        update = replace(update, bias=moved, bias_error=_error(observation, bias))
+    return replace(update, after=torch.cat([last, bias_after[:, None]], 1))
 
 
-def _parameter_name(observation: Observation, layer: str, last: str) -> str | None:
-    """Return the name of a layer's parameter in the message, also if it is tied to an earlier one."""
-    module = observation.model.get_submodule(layer)
-    parameter = module._parameters.get(last)
-    names = {id(p): name for name, p in observation.model.named_parameters()}
-    return None if parameter is None else names.get(id(parameter))
+def _error(observation: Observation, name: str) -> Tensor:
+    return entry_error(observation.update[name], observation.before[name], observation.knows.local_steps or 1)
 
 
 def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:

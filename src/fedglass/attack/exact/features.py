@@ -23,7 +23,7 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run,
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
 from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
-from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
+from fedglass.attack.exact.rows import entry_error, fit_rank_one
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
@@ -96,7 +96,7 @@ def linear_front(observation: Observation) -> bool:
 def best_version(observation: Observation, features: Features, tries: Sequence[Tensor]) -> ExactSolution:
     """Return the first version of the images that explains the message, or else the first version."""
     message = message_of(observation)
-    residuals = [message.replay(images, features.labels).residual for images in tries]
+    residuals = [message.replay(images, features.labels)[0] for images in tries]
     good = [i for i, residual in enumerate(residuals) if message.verified(residual)]
     chosen = good[0] if good else 0
     details: Details = {
@@ -204,10 +204,11 @@ def _upsample(images: Tensor, shape: Sequence[int]) -> Tensor:
 def _single_example(observation: Observation, layer: DenseUpdate) -> Features | None:
     """Read the input of one example by division, with the label that has the gradient nearest to the update."""
     cut, bias = cut_at(observation, layer.name), layer.bias
-    if bias is None or layer.bias_before is None or not cut.headed():
+    if bias is None or not cut.headed():
         return None
     errors = entry_error(layer.weight, layer.weight_before), entry_error(bias, layer.bias_before)
-    inputs = fit_rank_one(stack_update(layer.weight, bias, *errors, pruned=True)).inputs[None]
+    precise = replace(layer, weight_error=errors[0], bias_error=errors[1])
+    inputs = fit_rank_one(precise.stacked(pruned=True)).inputs[None]
     gradients = head_gradients(observation, layer, cut, inputs)[0]  # (k, h)
     label = F.cosine_similarity(gradients, -bias[None], dim=1).argmax()
     return verify_features(observation, layer, cut, inputs, label[None])

@@ -85,7 +85,6 @@ def _peel(
     observation: Observation, layer: DenseUpdate, cut: Cut, remainder: Tensor, missing: int, read_before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Read the rows of a remainder: new inputs, their labels, and the factors from gradient to update."""
-    assert layer.bias_error is not None, "a layer with a bias has its rounding"
     bias = remainder[:, -1]
     rows = torch.nonzero(bias.abs() > torch.maximum(3 * layer.bias_error, 1e-6 * bias.abs().max()))[:, 0]
     if len(rows) == 0:
@@ -151,7 +150,7 @@ def solution_from_pixels(observation: Observation, features: Features) -> ExactS
     knows = observation.knows
     images = knows.whitening.unwhiten(features.inputs.view(-1, *knows.shape)).float()
     message = message_of(observation)
-    residual = message.replay(images, features.labels).residual
+    residual, _ = message.replay(images, features.labels)
     details: Details = {"examples_read": len(images), "head_residual": features.residual}
     return ExactSolution(images, features.labels, residual, message.verified(residual), details)
 
@@ -271,14 +270,13 @@ def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, fac
     sent, count = layer.stacked().matrix, len(labels)
     basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T
     inner = basis @ sent / factor
-    return _LogitEquations(basis, inner, _augmented_weights(layer) @ inner.T, _targets(observation, labels))
+    return _LogitEquations(basis, inner, layer.before @ inner.T, _targets(observation, labels))
 
 
 def _solve_equations(
     equations: _LogitEquations, layer: DenseUpdate, labels: Tensor, trial: int, search: SearchBudget
 ) -> tuple[float, Tensor]:
     """Return the misfit and the best N from one start."""
-    assert layer.bias_before is not None, "checked by the caller"
     repeated = trial > 0 or len(set(labels.tolist())) < len(labels)
     noise = torch.randn(len(labels), len(layer.bias_before), generator=search.generator, dtype=torch.float64)
     start = equations.start(layer.bias_before + LOGIT_SPREAD * repeated * noise)
@@ -296,7 +294,6 @@ def _solve_equations(
 def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: SearchBudget) -> list[Tensor]:
     """Return guesses of all labels, in any order: as for an untrained network, and by the logits of features."""
     assert layer.bias is not None, "checked by the caller"
-    assert layer.bias_before is not None, "a trained bias has a value before"
     count = observation.knows.examples
     counts = unsmoothed(count * layer.bias_before.softmax(0) - layer.bias / factor, observation)
     first = torch.repeat_interleave(torch.arange(len(counts)), round_to_sum(counts, count))
@@ -326,18 +323,12 @@ def _slope_between(cut: Cut, after: str) -> Slope | None:
 
 
 def _softmax(layer: DenseUpdate, inputs: Tensor) -> Tensor:
-    return (with_ones(inputs) @ _augmented_weights(layer).T).softmax(1)
+    return (with_ones(inputs) @ layer.before.T).softmax(1)
 
 
 def _targets(observation: Observation, labels: Tensor) -> Tensor:
     smoothing, classes = smoothing_of(observation), observation.knows.classes
     return (1 - smoothing) * F.one_hot(labels, classes).double() + smoothing / classes
-
-
-def _augmented_weights(layer: DenseUpdate) -> Tensor:
-    """Return [W | c].  # (h, d + 1)"""
-    assert layer.bias_before is not None, "a trained bias has a value before"
-    return torch.cat([layer.weight_before, layer.bias_before[:, None]], 1)
 
 
 @register(

@@ -163,9 +163,8 @@ def stack_update(
 ) -> UpdateMatrix:
     """Return [U | v] with its rounding; only U if there is no bias. With `pruned`, zeros may be missing entries."""
     parts = [(update.double(), error)]
-    if bias is not None:
-        errors_of_bias = torch.zeros_like(bias.double()) if bias_error is None else bias_error
-        parts.append((bias.double()[:, None], errors_of_bias[:, None]))
+    if bias is not None and bias_error is not None:
+        parts.append((bias.double()[:, None], bias_error[:, None]))
     masks = [
         unpruned_entries(u, entry_errors) if pruned else torch.ones_like(u, dtype=torch.bool)
         for u, entry_errors in parts

@@ -106,16 +106,16 @@ class VisionTransformerClosedForm:
         knows, message = observation.knows, message_of(observation)
         free = knows.whitening.unwhiten(_smooth_solution(tokens, equations)).float()
         images = free.clamp(knows.low, knows.high)
-        replay, unbounded = message.replay(images), message.replay(free)
+        (residual, labels), unbounded = message.replay(images), message.replay(free)
         # Bounds bring the image nearer to the true one, but increase the residual of the message a little.
-        if message.verified(unbounded.residual) and not message.verified(replay.residual):
-            images, replay = free, unbounded
+        if message.verified(unbounded[0]) and not message.verified(residual):
+            images, (residual, labels) = free, unbounded
         details: Details = {
             "patches": tokens.patches,
             "attention": int(bool(tokens.attention)),
             "share_determined": float((equations.weights > NEIGHBOUR_PRECISION).double().mean()),
         }
-        return ExactSolution(images, replay.labels, replay.residual, message.verified(replay.residual), details)
+        return ExactSolution(images, labels, residual, message.verified(residual), details)
 
 
 def _token_layout(observation: Observation) -> _TokenLayout | str:

@@ -20,7 +20,6 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.division import as_images, within_bounds
 from fedglass.attack.exact.linear import smoothest_images
 from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import (
@@ -32,7 +31,7 @@ from fedglass.attack.exact.rows import (
     row_ratios,
     with_ones,
 )
-from fedglass.attack.exact.verify import replay_update
+from fedglass.attack.exact.verify import as_images, replay_update, within_bounds
 from fedglass.attack.forward.target import network_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -106,7 +105,7 @@ class WeakNoise:
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer = first_dense(observation)
-        if isinstance(layer, str) or layer.bias is None or layer.bias_error is None:
+        if isinstance(layer, str):
             return None
         sent = layer.stacked()
         for part in _noise_free_parts(observation, layer, sent):
