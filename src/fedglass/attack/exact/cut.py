@@ -52,7 +52,7 @@ class Cut:
             reached.append(arguments[0])
             raise _Reached
 
-        with _hook(self.model.get_submodule(self.layer).register_forward_pre_hook(note)), suppress(_Reached):
+        with hook(self.model.get_submodule(self.layer).register_forward_pre_hook(note)), suppress(_Reached):
             functional_call(self.model, dict(self.state), (inputs,))
         return reached[0]
 
@@ -66,19 +66,19 @@ class Cut:
         leaves = [(name, layer) for name, layer in self.model.named_modules() if not list(layer.children())]
         with ExitStack() as hooks:
             for name, layer in leaves:
-                hooks.enter_context(_hook(layer.register_forward_hook(noting(name))))
+                hooks.enter_context(hook(layer.register_forward_hook(noting(name))))
             self.front(inputs)
         return output_by_layer
 
     def between(self, outputs: Tensor, after: str) -> Tensor:
         """Return the inputs of another layer if this layer's outputs are these.  # (n, units) -> (n, ...)"""
-        with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             return replace(self, layer=after).front(outputs.new_zeros(1, *self.shape))
 
     def head(self, outputs: Tensor, state: Params | None = None, blank: Tensor | None = None) -> Tensor:
         """Return the logits if the layer's outputs are these, for any blank image.  # (n, units)"""
         image = outputs.new_zeros(1, *self.shape) if blank is None else blank
-        with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             logits: Tensor = functional_call(self.model, dict(self.state if state is None else state), (image,))
         return logits
 
@@ -118,7 +118,8 @@ def mixes_examples(observation: Observation) -> str:
 
 
 @contextmanager
-def _hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+def hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    """Remove a hook of a layer at the end of the block."""
     try:
         yield
     finally:
