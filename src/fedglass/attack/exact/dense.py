@@ -38,7 +38,7 @@ class DenseUpdate:
     bias_before: Tensor  # (h,), zeros if the layer has no bias
     weight_error: Tensor  # (h, d), standard deviation of the rounding
     bias_error: Tensor  # (h,), zeros if no bias is trained
-    relu: bool = False
+    relu: bool
     """True if all that follows depends only on max(0, output)."""
     after: Tensor | None = None  # [W | c] after training, (h, d + 1)
     shrunk: float = 0.0
@@ -77,8 +77,7 @@ def first_dense(observation: Observation) -> DenseUpdate | str:
         return does_not_run(error)
     for name, inputs in input_by_layer.items():
         if inputs.ndim == 2 and torch.equal(inputs, images.flatten(1)):
-            update = _update_of(observation, name)
-            return update if isinstance(update, str) else replace(update, relu=_is_relu(observation, name, images))
+            return _update_of(observation, name, images)
     return NO_PIXEL_LAYER
 
 
@@ -88,12 +87,9 @@ def dense_layers(observation: Observation) -> list[DenseUpdate]:
     if not_a_gradient(observation):
         return []
     images, input_by_layer = _layer_inputs(observation)
-    updates = [(name, _update_of(observation, name)) for name, inputs in input_by_layer.items() if inputs.ndim == 2]
-    return [
-        replace(update, relu=_is_relu(observation, name, images))
-        for name, update in updates
-        if not isinstance(update, str) and update.bias is not None
-    ]
+    names = [name for name, inputs in input_by_layer.items() if inputs.ndim == 2]
+    updates = [_update_of(observation, name, images) for name in names]
+    return [update for update in updates if not isinstance(update, str) and update.bias is not None]
 
 
 def decay_factor(observation: Observation) -> float:
@@ -127,7 +123,7 @@ def not_a_gradient(observation: Observation) -> str:
     return f"{type(training.optimiser).__name__} does not send a multiple of a gradient"
 
 
-def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
+def _update_of(observation: Observation, layer: str, images: Tensor) -> DenseUpdate | str:
     """Return the update of a layer without its decay, or the reason why there is none."""
     # A parameter may be tied to an earlier one, under whose name the message has it.
     names = {id(p): name for name, p in observation.model.named_parameters()}
@@ -147,6 +143,7 @@ def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
         zeros if constant is None else constant.double().cpu(),
         _error(observation, weight),
         zeros,
+        _is_relu(observation, layer, images),
         shrunk=1 - decay_factor(observation),
     )
     last, bias_after = weight_before + sent[weight].double().cpu(), update.bias_before
@@ -163,16 +160,17 @@ def _error(observation: Observation, name: str) -> Tensor:
 
 def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
     """Return noise images, and the inputs that they give to each dense layer that runs once, in order of execution."""
-    model, state = _evaluation_copy(observation)
-    images = _noise(observation)
+    model, state = evaluation_copy(observation)
+    draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
+    images = draws.to(next(iter(observation.before.values())))
     inputs_by_layer: dict[str, list[Tensor]] = {}
 
     def noting(name: str) -> Callable[..., None]:
         return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0].detach())
 
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    for name, layer in layers:
-        layer.register_forward_pre_hook(noting(name))
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(noting(name))
     with torch.no_grad():
         functional_call(model, state, (images,))
     return images, {name: inputs[0] for name, inputs in inputs_by_layer.items() if len(inputs) == 1}
@@ -180,7 +178,7 @@ def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
 
 def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
     """Return True if the logits depend on the layer's outputs, but not on the size of negative ones."""
-    model, state = _evaluation_copy(observation)
+    model, state = evaluation_copy(observation)
     negative: list[bool] = []
 
     def answer(change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -200,15 +198,9 @@ def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
     return any(negative) and torch.equal(plain, cut) and not torch.equal(plain, none)
 
 
-def _evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+def evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return a copy of the network in evaluation mode, with its weights and buffers."""
     model = copy.deepcopy(observation.model).eval()
     buffer_names = dict(model.named_buffers())
     buffers = {name: tensor for name, tensor in observation.buffers.items() if name in buffer_names}
     return model, {**observation.before, **buffers}
-
-
-def _noise(observation: Observation) -> Tensor:
-    like = next(iter(observation.before.values()))
-    draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
-    return draws.to(like)

@@ -131,8 +131,12 @@ class DenseFeatures:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return images of the examples that have readable features."""
         layers = dense_fronts(observation)
-        features = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or features is None or _is_unexplained(observation, features):
+        assert not isinstance(layers, str), "the method applies"
+        features = read_features(observation, layers, search)
+        # Features of all examples leave most of the head's update unexplained under noise.
+        if features is None or (
+            len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
+        ):
             return None
         cut = cut_at(observation, layers[0].name)
         affine_part = _undo_activation(cut, features.inputs)
@@ -146,11 +150,6 @@ class DenseFeatures:
             reached = cut.front(observation.knows.whitening.whiten(images.double()))
         error = float((reached - features.inputs).norm() / features.inputs.norm())
         return replace(solved, details={**solved.details, "feature_error": error})
-
-
-def _is_unexplained(observation: Observation, features: Features) -> bool:
-    """Return True if the features of all examples leave most of the head's update unexplained, as under noise."""
-    return len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
 
 
 def invert_features(observation: Observation, layer: str, features: Tensor, search: SearchBudget) -> Tensor | None:
@@ -267,8 +266,9 @@ class PooledInput:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images, of as many examples as could be read."""
         layers = _pooled_layers(observation)
-        features = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or features is None:
+        assert not isinstance(layers, str), "the method applies"
+        features = read_features(observation, layers, search)
+        if features is None:
             return None
         # Bounds violate A x = z a little; if the message then stays unexplained, they are dropped.
         cut = cut_at(observation, layers[0].name)

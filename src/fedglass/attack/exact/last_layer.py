@@ -141,7 +141,8 @@ class Peeling:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images of the examples that could be read."""
         layer = first_dense(observation)
-        features = None if isinstance(layer, str) else peeled_inputs(observation, layer)
+        assert not isinstance(layer, str), "the method applies"
+        features = peeled_inputs(observation, layer)
         return None if features is None else solution_from_pixels(observation, features)
 
 

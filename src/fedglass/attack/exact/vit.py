@@ -87,8 +87,9 @@ class VisionTransformerClosedForm:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the image."""
         tokens = _token_layout(observation)
-        equations = None if isinstance(tokens, str) else _equations(observation, tokens)
-        if isinstance(tokens, str) or equations is None:
+        assert not isinstance(tokens, str), "the method applies"
+        equations = _equations(observation, tokens)
+        if equations is None:
             return None
         knows, message = observation.knows, message_of(observation)
         free = knows.whitening.unwhiten(_smooth_solution(tokens, *equations)).float()
