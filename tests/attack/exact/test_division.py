@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import Division
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import entry_error, grid_step, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream

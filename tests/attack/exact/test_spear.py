@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
 from fedglass.attack.exact.division import Spear
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import explains, fit_layer, message_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training

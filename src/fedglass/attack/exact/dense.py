@@ -7,23 +7,39 @@ along v = D 1, for any number of SGD steps on the same inputs: the factors of th
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedglass.attack.exact.method import once
 from fedglass.attack.exact.rows import RowRatios, UpdateMatrix, entry_error, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
 
+T = TypeVar("T")
 NO_PIXEL_LAYER = "no dense layer is fed the pixels as they are"
 PROBES = 8
 """Random inputs that probe a network: eight rows of noise leave no unit of a ReLU layer always positive."""
+
+
+def once(read: Callable[[Observation], T]) -> Callable[[Observation], T]:
+    """Return the function with a cache of its results, which lasts as long as the observation lives."""
+    results: WeakKeyDictionary[Observation, T] = WeakKeyDictionary()
+
+    @functools.wraps(read)
+    def remembered(observation: Observation) -> T:
+        if observation not in results:
+            results[observation] = read(observation)
+        return results[observation]
+
+    return remembered
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import fit_rank_one, truncated_svd
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import fit_rank_one
 from fedglass.attack.exact.sparse import InputSearch
 from fedglass.attack.exact.verify import (
     BOUND_SLACK,
@@ -184,11 +184,9 @@ def _longest_within_bounds(knows: Knowledge, direction: Tensor) -> float:
 
 def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the examples that have rows of their own: inputs on which rows agree, at most one for each example."""
-    knows, rows, sent = message.observation.knows, layer.ratios(), layer.stacked()
-    factor = truncated_svd(sent, knows.examples)
-    inputs = rows.inputs[: knows.examples]
-    if layer.relu and factor.rank == knows.examples:
-        proved = InputSearch(layer, sent, factor, knows.local_steps == 1)
+    knows, rows = message.observation.knows, layer.ratios()
+    inputs, proved = rows.inputs[: knows.examples], InputSearch(layer, knows)
+    if layer.relu and proved.rank == knows.examples:
         proved.prove(torch.cat([rows.inputs, rows.ratios]))
         inputs = proved.inputs if len(proved.inputs) else inputs
     inputs = inputs[within_bounds(knows, inputs)]
@@ -238,12 +236,10 @@ class Spear:
         def accept(inputs: Tensor) -> bool:
             return message.verified(message.replay(as_images(knows, inputs))[0])
 
-        sent, rows = layer.stacked(), layer.ratios()
-        factor = truncated_svd(sent, knows.examples)
-        details: Details = {"rank": factor.rank, "groups": len(rows.inputs)}
-        reading = InputSearch(layer, sent, factor, knows.local_steps == 1, accept)
+        rows, reading = layer.ratios(), InputSearch(layer, knows, accept)
+        details: Details = {"rank": reading.rank, "groups": len(rows.inputs)}
         inputs, guesses, layer_residual = rows.inputs[: knows.examples], rows.inputs[:0], rows.residual
-        if factor.rank == knows.examples:
+        if reading.rank == knows.examples:
             details |= reading.run(torch.cat([rows.inputs, rows.ratios]), search)
             found, guesses = reading.inputs, reading.guesses
             if len(found) or len(guesses):

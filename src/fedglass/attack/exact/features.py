@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mixes_examples, verify_features
-from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense
+from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense, once
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
 from fedglass.attack.exact.rows import entry_error, fit_rank_one
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress

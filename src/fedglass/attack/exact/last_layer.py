@@ -38,7 +38,7 @@ from fedglass.attack.exact.cut import (
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
@@ -215,12 +215,11 @@ def _last_inputs(
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
-    sent = layer.stacked()
-    factors = truncated_svd(sent, count)
-    if factors.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
+    _, values, _, excess_noise = truncated_svd(layer.stacked(), count)
+    if len(values) < count:  # the message has fewer equations, or more noise, than examples have unknowns
         return None
     # If the equations hold only roughly, other starts end no better.
-    starts = STARTS if factors.excess_noise < EXACT_WITHIN else 1
+    starts = STARTS if excess_noise < EXACT_WITHIN else 1
     factor = -travel / count
     begun, best = time.monotonic(), (torch.inf, torch.zeros(0), torch.zeros(0))
     for trial, labels in itertools.product(range(starts), _label_guesses(observation, layer, factor, search)):

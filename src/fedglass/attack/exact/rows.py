@@ -57,21 +57,6 @@ class UpdateMatrix:
 
 
 @dataclass(frozen=True, eq=False)
-class TruncatedSVD:
-    """The singular values of [U | v] that stand out of the rounding, with their vectors."""
-
-    left_vectors: Tensor  # (h, rank)
-    values: Tensor  # (rank,)
-    right_vectors: Tensor  # (rank, d + 1)
-    excess_noise: float
-    """The size of the remaining singular values, relative to the rounding that was expected."""
-
-    @property
-    def rank(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True, eq=False)
 class RowRatios:
     """The ratios U_i / v_i, and the inputs on which at least two rows agree."""
 
@@ -175,8 +160,12 @@ def with_ones(inputs: Tensor) -> Tensor:
     return torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
 
 
-def truncated_svd(sent: UpdateMatrix, most: int) -> TruncatedSVD:
-    """Return the singular values of [U | v] that stand out of the rounding, at most `most`, and their vectors."""
+def truncated_svd(sent: UpdateMatrix, most: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return the singular values of [U | v] that stand out of the rounding, at most `most`, between their vectors.
+
+    The last result is the size of the remaining singular values, relative to the rounding that was expected.
+    # (h, rank), (rank,), (rank, d + 1)
+    """
     left_vectors, values, right_vectors = _singular(sent.matrix, most)
     h, d = sent.matrix.shape
     size = float(sent.error.square().mean().sqrt())
@@ -187,7 +176,7 @@ def truncated_svd(sent: UpdateMatrix, most: int) -> TruncatedSVD:
     remainder = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
     noise_size = math.sqrt(max(remainder, 0.0) / max(1, (h - rank) * (d - rank)))
     excess_noise = noise_size / size if size and noise_size else 1.0
-    return TruncatedSVD(left_vectors[:, :rank], values[:rank], right_vectors[:rank], excess_noise)
+    return left_vectors[:, :rank], values[:rank], right_vectors[:rank], excess_noise
 
 
 def _singular(matrix: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.exact.dense import DenseUpdate
-from fedglass.attack.exact.method import Details, SearchBudget
-from fedglass.attack.exact.rows import TruncatedSVD, UpdateMatrix, with_ones
+from fedglass.attack.exact.exact import Details, SearchBudget
+from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import activation_pattern, fit_layer
+from fedglass.core.types import Knowledge
 
 DRAWS = 4096
 """Sets of rows that are drawn together."""
@@ -45,25 +46,23 @@ class InputSearch:
     """Columns of Q that are proved, each with the input that proved it, and the search for the others."""
 
     layer: DenseUpdate
-    sent: UpdateMatrix
-    factor: TruncatedSVD
-    one_step: bool
-    """True if the client took one local step, so that no unit changed sign between steps."""
+    knows: Knowledge
     accept: Callable[[Tensor], bool] | None = None
     """A check that inputs, one for each example, explain the message.  # (b, d)"""
     residual: float = math.inf
     """The residual of the last full set of columns."""
 
     def __post_init__(self) -> None:
-        noise = self.sent.noise * self.factor.excess_noise
-        # Without the rows of units that are off for every example: they are only rounding, so the others keep the
-        # singular vectors.
-        self.alive = self.sent.matrix.norm(dim=1) > TIGHT * noise * math.sqrt(self.sent.matrix.shape[1])  # (units,)
-        self.left = self.factor.left_vectors[self.alive]  # L, (h, b)
-        self.right = self.factor.values[:, None] * self.factor.right_vectors  # R, (b, d + 1)
-        self.noise, self.values = noise[self.alive], self.factor.values  # (h,), (b,)
-        self.proofs = self.sent.matrix.new_zeros(0, self.sent.matrix.shape[1] - 1)  # (m, d)
-        self.columns = self.proofs.new_zeros(0, len(self.values))  # (m, b)
+        sent = self.layer.stacked()
+        left, self.values, right, excess_noise = truncated_svd(sent, self.knows.examples)  # values (b,)
+        noise = sent.noise * excess_noise
+        # Rows of units that are off for every example are only rounding: the others keep the singular vectors.
+        self.alive = sent.matrix.norm(dim=1) > TIGHT * noise * math.sqrt(sent.matrix.shape[1])  # (units,)
+        self.left, self.noise = left[self.alive], noise[self.alive]  # L, (h, b), and (h,)
+        self.right = self.values[:, None] * right  # R, (b, d + 1)
+        self.one_step = self.knows.local_steps == 1  # so that no unit changed sign between steps
+        self.proofs = sent.matrix.new_zeros(0, sent.matrix.shape[1] - 1)  # (m, d)
+        self.columns = self.proofs.new_zeros(0, self.rank)  # (m, b)
         self.basis: list[tuple[int, Tensor]] = []  # the sparsest independent columns, each with its number of zeros
         self.complete: Tensor | None = None
 
@@ -78,7 +77,12 @@ class InputSearch:
         proved_by_rows = len(self.columns)
         draws = 0 if self._finished() else self._draw_columns(search.generator, begin + search.seconds)
         seconds = round(time.monotonic() - begin, 3)
-        return {"rank": self.factor.rank, "from_rows": proved_by_rows, "draws": draws, "seconds": seconds}
+        return {"rank": self.rank, "from_rows": proved_by_rows, "draws": draws, "seconds": seconds}
+
+    @property
+    def rank(self) -> int:
+        """The number of singular values that stand out: at most the number of examples."""
+        return len(self.values)
 
     @property
     def inputs(self) -> Tensor:
@@ -88,7 +92,7 @@ class InputSearch:
     @property
     def guesses(self) -> Tensor:
         """The inputs of the sparsest columns if nothing is explained, some may be mixtures; or none.  # (b, d)"""
-        full = self.complete is None and len(self.basis) == len(self.values)
+        full = self.complete is None and len(self.basis) == self.rank
         return self._completed() if full else self.proofs[:0]
 
     def prove(self, inputs: Tensor) -> bool:
@@ -110,7 +114,7 @@ class InputSearch:
 
     def _proved_columns(self, inputs: Tensor) -> list[tuple[int, Tensor]]:
         """Return the places of inputs with a column that is zero in their inactive units alone, and these columns."""
-        rank = len(self.values)
+        rank = self.rank
         on, off = (states[self.alive] for states in activation_pattern(self.layer, inputs))  # (h, n)
         # In units of rounding, so that all coordinates are rounded alike.
         rows = self.left * self.values / self.noise[:, None]
@@ -155,7 +159,7 @@ class InputSearch:
 
     def _finished(self) -> bool:
         """Return True if all columns are known and explain the layer; add the columns that they prove."""
-        while len(self.basis) == len(self.values):
+        while len(self.basis) == self.rank:
             inputs = self._completed()
             if self._explained(inputs):
                 return True
@@ -165,7 +169,7 @@ class InputSearch:
 
     def _explained(self, inputs: Tensor) -> bool:
         self.residual, wrong, complete = fit_layer(self.layer, inputs)
-        few = float(wrong.max()) <= FLIPPED * len(self.sent.matrix)
+        few = float(wrong.max()) <= FLIPPED * len(self.alive)
         if complete or (self.accept is not None and few and self.accept(inputs)):
             self.complete = inputs
             return True
@@ -178,7 +182,7 @@ class InputSearch:
 
     def _consistent(self) -> Tensor:
         """Return the coordinates of the inputs that are consistent with all proved columns, at most b - 1.  # (m, b)"""
-        return self._coordinates()[self._exact()][: len(self.values) - 1]
+        return self._coordinates()[self._exact()][: self.rank - 1]
 
     def _exact(self) -> Tensor:
         """Mark the inputs that are orthogonal to all proved columns but their own, as true ones are.  # (m,)"""
@@ -276,7 +280,7 @@ class InputSearch:
 
         The density of a coordinate of a random direction in b dimensions is sqrt(b / 2 pi) at zero.
         """
-        rank = len(self.values)
+        rank = self.rank
         relative = times * self._rounding(columns) / self.left.norm(dim=1)[:, None]
         mean: Tensor = (relative * math.sqrt(2 * rank / math.pi)).clamp(max=1.0).sum(0)
         return mean + 6 * mean.sqrt() + 3 + rank - 1

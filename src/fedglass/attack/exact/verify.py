@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedglass.attack.exact.dense import DenseUpdate
-from fedglass.attack.exact.method import once
+from fedglass.attack.exact.dense import DenseUpdate, once
 from fedglass.attack.exact.rows import entry_error, unpruned_entries, with_ones
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError

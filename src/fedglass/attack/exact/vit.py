@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import Cut, cut_at, hook
 from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation

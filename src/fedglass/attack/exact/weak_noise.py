@@ -20,8 +20,8 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.linear import smoothest_images
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -279,7 +279,7 @@ def _seeded_noise(
     noise_by_name = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     yield "tensor by tensor", (noise_by_name[names[0]], noise_by_name[names[1]])
     sizes = [shape.numel() for shape in shapes.values()]
-    flat = torch.randn(sum(sizes), generator=generator.manual_seed(seed)).split(sizes)
+    flat = torch.split(torch.randn(sum(sizes), generator=generator.manual_seed(seed)), sizes)
     one, other = (dict(zip(shapes, flat, strict=True))[name].view(shapes[name]) for name in names)
     yield "all at once", (one, other)
 
