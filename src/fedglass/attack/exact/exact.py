@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
-from fedglass.attack.exact.verify import explains
+from fedglass.attack.exact.verify import message_of
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
@@ -125,7 +125,7 @@ class ExactAttack:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
         message = _first_message(observation)
         n = message.knows.examples
-        return explains(message, pixels[:n], labels[:n])
+        return message_of(message).replay(pixels[:n], labels[:n])[0]
 
 
 def _first_message(observation: Observation) -> Observation:

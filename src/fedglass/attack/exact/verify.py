@@ -16,7 +16,6 @@ from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Knowledge, Observation, Training
 from fedglass.fl.local import schedule, train
-from fedglass.models.network import Network
 
 ROUNDING_FACTOR = 4.0
 """The residual of a replay is at most this many times the expected rounding: the images themselves are rounded."""
@@ -45,7 +44,7 @@ MOST_LOST = 0.2
 
 
 Fit = Literal["nothing", "factor", "tensors"]
-"""The factors that fit a replay to the message: see `explains`."""
+"""The factors that fit a replay to the message: see `ReplayableMessage.replay`."""
 
 
 def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
@@ -60,17 +59,6 @@ def within_bounds(knows: Knowledge, inputs: Tensor) -> Tensor:
     return ((pixels >= knows.low - slack) & (pixels <= knows.high + slack)).all(1)
 
 
-def explains(observation: Observation, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> float:
-    """Return the relative residual of the message after the declared training is replayed on these images.
-
-    It is infinite if the training cannot be replayed: examples are missing, or their order is random. Labels are read
-    from the last layer if they are not given. With `fit="factor"` the message may be any multiple of the replay, since
-    it may have been clipped as a whole. With `fit="tensors"` each tensor has a factor and a decay of its own, which is
-    for a single image only.  # images (n, c, h, w), pixels before whitening
-    """
-    return message_of(observation).replay(images, labels, fit)[0]
-
-
 @dataclass(frozen=True, eq=False)
 class ReplayableMessage:
     """A message in double precision, ready to be compared with replays."""
@@ -83,9 +71,12 @@ class ReplayableMessage:
     """The relative size of its rounding."""
 
     def replay(self, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> tuple[float, Tensor]:
-        """Return the residual of the declared training on these images, see `explains`, and the labels.
+        """Return the relative residual of the message after a replay of the declared training, and the labels.
 
-        Labels are -1 where they are unknown.
+        It is infinite if the training cannot be replayed: examples are missing, or their order is random. Labels are
+        read from the last layer if they are not given, and -1 where they are unknown. With `fit="factor"` the message
+        may be any multiple of the replay, since it may have been clipped as a whole. With `fit="tensors"` each tensor
+        has a factor and a decay of its own, which is for a single image only.  # images (n, c, h, w), not whitened
         """
         if labels is not None:
             return self._residual(images, labels, fit), labels
@@ -212,29 +203,20 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
     With features H the last layer's gradient is (P - Y) H: each column of its product with the inverse of H is negative
     only in the example's own class.  # (n,) each
     """
-    classes = observation.knows.classes
     network = network_of(observation)
     weights = [observation.before[name] for name in network.names]
     try:
-        guesses = [_labels_of_last_layer(observation, network, weights, images)]
+        inputs = observation.knows.whitening.whiten(images.to(weights[0]))
+        with torch.no_grad():
+            features = network.features(weights, inputs)[1].double().cpu()
+        weight, bias = network.head
+        gradient = -observation.update[weight].double().cpu()
+        if bias is not None:
+            gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
+            features = with_ones(features)
+        return [(gradient @ torch.linalg.pinv(features)).argmin(0)]  # of (classes, n)
     except (FedglassError, RuntimeError, ValueError):
-        guesses = []
-    return guesses or ([torch.tensor([label]) for label in range(classes)] if len(images) == 1 else [])
-
-
-def _labels_of_last_layer(
-    observation: Observation, network: Network, weights: Sequence[Tensor], images: Tensor
-) -> Tensor:
-    inputs = observation.knows.whitening.whiten(images.to(weights[0]))
-    with torch.no_grad():
-        features = network.features(weights, inputs)[1].double().cpu()
-    weight, bias = network.head
-    gradient = -observation.update[weight].double().cpu()
-    if bias is not None:
-        gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
-        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
-    shares: Tensor = gradient @ torch.linalg.pinv(features)  # (classes, n)
-    return shares.argmin(0)
+        return [torch.tensor([label]) for label in range(observation.knows.classes)] if len(images) == 1 else []
 
 
 def replay_update(observation: Observation, images: Tensor, labels: Tensor) -> list[Tensor] | None:
@@ -253,15 +235,13 @@ def replay_update(observation: Observation, images: Tensor, labels: Tensor) -> l
     if slices is None:
         return None
     try:
-        ends = [
-            train(
-                network, before, inputs[rows], labels[rows], schedule(training, rows.stop - rows.start, None), training
-            )
-            for rows in slices
-        ]
+        counts = [rows.stop - rows.start for rows in slices]
+        orders = [schedule(training, count, None) for count in counts]
+        clients = zip(slices, orders, strict=True)
+        ends = [train(network, before, inputs[rows], labels[rows], order, training) for rows, order in clients]
     except (RuntimeError, ValueError):  # such as batch statistics of one example
         return None
-    shares = [(rows.stop - rows.start) / len(images) for rows in slices]
+    shares = [count / len(images) for count in counts]
     moved = [[end - start for end, start in zip(after, before, strict=True)] for after in ends]
     return [torch.stack([s * m for s, m in zip(shares, part, strict=True)]).sum(0) for part in zip(*moved, strict=True)]
 
