@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import Division
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import entry_error, grid_step, row_ratios, stack_update
+from fedglass.attack.exact.exact import ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import entry_error, grid_step, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
@@ -288,8 +288,7 @@ def test_rows_that_one_example_alone_activates_agree(toy: Any) -> None:
     layer = first_dense(observation)
     assert not isinstance(layer, str)
     assert layer.bias is not None
-    assert layer.bias_error is not None
-    rows = row_ratios(layer.weight, layer.bias, (layer.weight_error, layer.bias_error))
+    rows = layer.ratios()
     inputs = observation.knows.whitening.whiten(truth).flatten(1)
     for image in inputs:
         assert min(float((image - found).abs().max()) for found in rows.inputs) < 1e-3

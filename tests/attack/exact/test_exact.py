@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack, ExactSolution, SearchBudget
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 
 from fedglass.attack.exact.dense import first_dense
 from fedglass.attack.exact.division import Spear
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import stack_update
-from fedglass.attack.exact.verify import explains, fit_layer, message_of
+from fedglass.attack.exact.exact import ExactSolution, SearchBudget
+from fedglass.attack.exact.verify import fit_layer, message_of
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 
@@ -28,10 +28,8 @@ def complete(message: Observation, images: Tensor) -> bool:
     """Whether these images explain the whole of the first layer."""
     layer = first_dense(message)
     assert not isinstance(layer, str)
-    assert layer.bias_before is not None
-    sent = stack_update(layer.weight, layer.bias, layer.weight_error, layer.bias_error)
     inputs = message.knows.whitening.whiten(images).flatten(1)
-    return fit_layer(sent.matrix, inputs, layer.weight_before, layer.bias_before, sent.error).complete
+    return fit_layer(replace(layer, after=None), inputs)[2]
 
 
 @pytest.mark.parametrize("count", [4, 6, 8])
@@ -58,10 +56,11 @@ def test_the_certificate_takes_the_images_and_no_mixtures_of_them(plain: Any) ->
     mixed = torch.tensor([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0], [0.0, 0.2, 0.8]]) @ images.flatten(1)
     mixtures = mixed.view_as(images)
     assert complete(message, images)
-    assert message_of(message).verified(explains(message, images, labels))
+    replayable = message_of(message)
+    assert replayable.verified(replayable.replay(images, labels)[0])
     # Mixtures span the same space, so that the layer's residual is as small: the signs of the units refuse them.
     assert not complete(message, mixtures)
-    assert not message_of(message).verified(explains(message, mixtures, labels))
+    assert not replayable.verified(replayable.replay(mixtures, labels)[0])
 
 
 def test_reasons_are_given(plain: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedglass.attack.exact.method import ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import ExactSolution, SearchBudget
 from fedglass.attack.exact.weak_noise import WeakNoise
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening

@@ -6,8 +6,7 @@ a replay of the head on them, without any image.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedglass.attack.exact.dense import DenseUpdate, undecayed_update
+from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, undecayed_update
 from fedglass.attack.exact.rows import entry_error
 from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
 from fedglass.core.tensors import Params
@@ -52,7 +51,7 @@ class Cut:
             reached.append(arguments[0])
             raise _Reached
 
-        with _hook(self.model.get_submodule(self.layer).register_forward_pre_hook(note)), suppress(_Reached):
+        with hook(self.model.get_submodule(self.layer).register_forward_pre_hook(note)), suppress(_Reached):
             functional_call(self.model, dict(self.state), (inputs,))
         return reached[0]
 
@@ -66,19 +65,19 @@ class Cut:
         leaves = [(name, layer) for name, layer in self.model.named_modules() if not list(layer.children())]
         with ExitStack() as hooks:
             for name, layer in leaves:
-                hooks.enter_context(_hook(layer.register_forward_hook(noting(name))))
+                hooks.enter_context(hook(layer.register_forward_hook(noting(name))))
             self.front(inputs)
         return output_by_layer
 
     def between(self, outputs: Tensor, after: str) -> Tensor:
         """Return the inputs of another layer if this layer's outputs are these.  # (n, units) -> (n, ...)"""
-        with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             return replace(self, layer=after).front(outputs.new_zeros(1, *self.shape))
 
     def head(self, outputs: Tensor, state: Params | None = None, blank: Tensor | None = None) -> Tensor:
         """Return the logits if the layer's outputs are these, for any blank image.  # (n, units)"""
         image = outputs.new_zeros(1, *self.shape) if blank is None else blank
-        with _hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
             logits: Tensor = functional_call(self.model, dict(self.state if state is None else state), (image,))
         return logits
 
@@ -101,11 +100,9 @@ class Cut:
 
 def cut_at(observation: Observation, layer: str, kind: torch.dtype = torch.float64) -> Cut:
     """Return the network cut at the layer of that name, with weights and buffers of this type."""
-    model = copy.deepcopy(observation.model).eval().requires_grad_(False).to(kind)
-    buffer_names = dict(model.named_buffers())
-    tensors = {**observation.before, **{n: b for n, b in observation.buffers.items() if n in buffer_names}}
+    model, tensors = evaluation_copy(observation)
     state = {name: t.detach().to(kind) if t.is_floating_point() else t for name, t in tensors.items()}
-    return Cut(model, state, layer, observation.knows.shape)
+    return Cut(model.requires_grad_(False).to(kind), state, layer, observation.knows.shape)
 
 
 def mixes_examples(observation: Observation) -> str:
@@ -118,7 +115,8 @@ def mixes_examples(observation: Observation) -> str:
 
 
 @contextmanager
-def _hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+def hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    """Remove a hook of a layer at the end of the block."""
     try:
         yield
     finally:
@@ -144,7 +142,6 @@ class Features:
 
 def head_gradients(observation: Observation, layer: DenseUpdate, cut: Cut, inputs: Tensor) -> Tensor:
     """Return the loss gradient at the layer's outputs for every input and every label.  # (n, d) -> (n, k, h)"""
-    assert layer.bias_before is not None, "a trained bias has a value before"
     outputs = (inputs @ layer.weight_before.T + layer.bias_before).requires_grad_()
     with torch.enable_grad():
         logits = cut.head(outputs)  # (n, k)
@@ -184,8 +181,12 @@ def verify_features(observation: Observation, layer: DenseUpdate, cut: Cut, inpu
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     predicted = {n: -g for n, g in zip(trained, gradients, strict=True) if g is not None}
     sent = {name: undecayed_update(observation, name) for name in predicted}
-    residual = _relative_residual(list(sent.values()), list(predicted.values()))
-    expected = ROUNDING_FACTOR * _relative_rounding(observation, sent) + SUMMATION_ERROR
+    steps = observation.knows.local_steps or 1
+    errors = {name: entry_error(observation.update[name], observation.before[name], steps) for name in sent}
+    moved, replayed, error = (torch.cat([t.flatten() for t in p.values()]) for p in (sent, predicted, errors))
+    # The best multiple of the prediction is subtracted.
+    residual = float((moved - (moved @ replayed) / (replayed @ replayed) * replayed).norm() / moved.norm())
+    expected = ROUNDING_FACTOR * float(error.norm() / moved.norm()) + SUMMATION_ERROR
     complete = len(inputs) == observation.knows.examples and residual <= min(MOST_OF_SEVERAL, expected)
     return Features(inputs, labels, residual, complete)
 
@@ -194,16 +195,3 @@ def smoothing_of(observation: Observation) -> float:
     """Return the label smoothing of the declared training."""
     training = observation.knows.training
     return 0.0 if training is None else training.label_smoothing
-
-
-def _relative_rounding(observation: Observation, sent: Mapping[str, Tensor]) -> float:
-    """Return the relative size of the rounding of these tensors of the message."""
-    steps = observation.knows.local_steps or 1
-    errors = [entry_error(observation.update[name], observation.before[name], steps).flatten() for name in sent]
-    return float(torch.cat(errors).norm() / torch.cat([t.flatten() for t in sent.values()]).norm())
-
-
-def _relative_residual(sent: Sequence[Tensor], predicted: Sequence[Tensor]) -> float:
-    """Return the relative residual after the best multiple of a prediction is subtracted."""
-    one, other = (torch.cat([t.flatten() for t in part]) for part in (sent, predicted))
-    return float((one - (one @ other) / (other @ other) * other).norm() / one.norm())

@@ -7,23 +7,39 @@ along v = D 1, for any number of SGD steps on the same inputs: the factors of th
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedglass.attack.exact.method import once
 from fedglass.attack.exact.rows import RowRatios, UpdateMatrix, entry_error, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
 
+T = TypeVar("T")
 NO_PIXEL_LAYER = "no dense layer is fed the pixels as they are"
 PROBES = 8
 """Random inputs that probe a network: eight rows of noise leave no unit of a ReLU layer always positive."""
+
+
+def once(read: Callable[[Observation], T]) -> Callable[[Observation], T]:
+    """Return the function with a cache of its results, which lasts as long as the observation lives."""
+    results: WeakKeyDictionary[Observation, T] = WeakKeyDictionary()
+
+    @functools.wraps(read)
+    def remembered(observation: Observation) -> T:
+        if observation not in results:
+            results[observation] = read(observation)
+        return results[observation]
+
+    return remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +51,12 @@ class DenseUpdate:
     weight: Tensor  # (h, d), after - before
     bias: Tensor | None  # (h,); None if the layer has no bias, or does not train it
     weight_before: Tensor  # (h, d)
-    bias_before: Tensor | None  # (h,)
+    bias_before: Tensor  # (h,), zeros if the layer has no bias
     weight_error: Tensor  # (h, d), standard deviation of the rounding
-    bias_error: Tensor | None  # (h,)
-    relu: bool = False
+    bias_error: Tensor  # (h,), zeros if no bias is trained
+    relu: bool
     """True if all that follows depends only on max(0, output)."""
-    after: tuple[Tensor, Tensor] | None = None
-    """Weight (h, d) and bias (h,) after training, if there is a bias."""
+    after: Tensor | None = None  # [W | c] after training, (h, d + 1)
     shrunk: float = 0.0
     """The share of the weights before that the decay removed, and that was added to the update again."""
 
@@ -52,8 +67,12 @@ class DenseUpdate:
     def ratios(self) -> RowRatios:
         """Return U_i / v_i of the rows that are precise enough."""
         assert self.bias is not None, "the rows are divided by it"
-        assert self.bias_error is not None, "a bias has its rounding"
         return row_ratios(self.weight, self.bias, (self.weight_error, self.bias_error))
+
+    @property
+    def before(self) -> Tensor:
+        """[W | c] before training.  # (h, d + 1)"""
+        return torch.cat([self.weight_before, self.bias_before[:, None]], 1)
 
 
 @once
@@ -74,8 +93,7 @@ def first_dense(observation: Observation) -> DenseUpdate | str:
         return does_not_run(error)
     for name, inputs in input_by_layer.items():
         if inputs.ndim == 2 and torch.equal(inputs, images.flatten(1)):
-            update = _update_of(observation, name)
-            return update if isinstance(update, str) else replace(update, relu=_is_relu(observation, name, images))
+            return _update_of(observation, name, images)
     return NO_PIXEL_LAYER
 
 
@@ -85,12 +103,9 @@ def dense_layers(observation: Observation) -> list[DenseUpdate]:
     if not_a_gradient(observation):
         return []
     images, input_by_layer = _layer_inputs(observation)
-    updates = [(name, _update_of(observation, name)) for name, inputs in input_by_layer.items() if inputs.ndim == 2]
-    return [
-        replace(update, relu=_is_relu(observation, name, images))
-        for name, update in updates
-        if not isinstance(update, str) and update.bias is not None
-    ]
+    names = [name for name, inputs in input_by_layer.items() if inputs.ndim == 2]
+    updates = [_update_of(observation, name, images) for name in names]
+    return [update for update in updates if not isinstance(update, str) and update.bias is not None]
 
 
 def decay_factor(observation: Observation) -> float:
@@ -124,56 +139,54 @@ def not_a_gradient(observation: Observation) -> str:
     return f"{type(training.optimiser).__name__} does not send a multiple of a gradient"
 
 
-def _update_of(observation: Observation, layer: str) -> DenseUpdate | str:
+def _update_of(observation: Observation, layer: str, images: Tensor) -> DenseUpdate | str:
     """Return the update of a layer without its decay, or the reason why there is none."""
-    weight, bias = (_parameter_name(observation, layer, last) for last in ("weight", "bias"))
-    if weight is None or weight not in observation.update:
-        return f"the dense layer {layer!r} is not trained"
+    # A parameter may be tied to an earlier one, under whose name the message has it.
+    names = {id(p): name for name, p in observation.model.named_parameters()}
+    weight, bias = (
+        names.get(id(observation.model.get_submodule(layer)._parameters.get(n))) for n in ("weight", "bias")
+    )
     before, sent = observation.before, observation.update
-    trained_bias = bias if bias is not None and bias in sent else None
+    if weight is None or weight not in sent:
+        return f"the dense layer {layer!r} is not trained"
     constant = observation.buffers.get(f"{layer}.bias" if layer else "bias") if bias is None else before.get(bias)
-    bias_before = None if constant is None else constant.double().cpu()
-
-    def error(name: str) -> Tensor:
-        return entry_error(sent[name], before[name], observation.knows.local_steps or 1)
-
-    def after(name: str) -> Tensor:
-        return before[name].double().cpu() + sent[name].double().cpu()
-
-    last = bias_before if trained_bias is None else after(trained_bias)
-    return DenseUpdate(
+    weight_before, zeros = before[weight].double().cpu(), torch.zeros(len(before[weight]), dtype=torch.float64)
+    update = DenseUpdate(
         layer,
         undecayed_update(observation, weight),
-        None if trained_bias is None else undecayed_update(observation, trained_bias),
-        before[weight].double().cpu(),
-        bias_before,
-        error(weight),
-        None if trained_bias is None else error(trained_bias),
-        after=None if last is None else (after(weight), last),
+        None,
+        weight_before,
+        zeros if constant is None else constant.double().cpu(),
+        _error(observation, weight),
+        zeros,
+        _is_relu(observation, layer, images),
         shrunk=1 - decay_factor(observation),
     )
+    last, bias_after = weight_before + sent[weight].double().cpu(), update.bias_before
+    if bias is not None and bias in sent:
+        bias_after = update.bias_before + sent[bias].double().cpu()
+        moved = undecayed_update(observation, bias)
+        update = replace(update, bias=moved, bias_error=_error(observation, bias))
+    return replace(update, after=torch.cat([last, bias_after[:, None]], 1))
 
 
-def _parameter_name(observation: Observation, layer: str, last: str) -> str | None:
-    """Return the name of a layer's parameter in the message, also if it is tied to an earlier one."""
-    module = observation.model.get_submodule(layer)
-    parameter = module._parameters.get(last)
-    names = {id(p): name for name, p in observation.model.named_parameters()}
-    return None if parameter is None else names.get(id(parameter))
+def _error(observation: Observation, name: str) -> Tensor:
+    return entry_error(observation.update[name], observation.before[name], observation.knows.local_steps or 1)
 
 
 def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
     """Return noise images, and the inputs that they give to each dense layer that runs once, in order of execution."""
-    model, state = _evaluation_copy(observation)
-    images = _noise(observation)
+    model, state = evaluation_copy(observation)
+    draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
+    images = draws.to(next(iter(observation.before.values())))
     inputs_by_layer: dict[str, list[Tensor]] = {}
 
     def noting(name: str) -> Callable[..., None]:
         return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0].detach())
 
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    for name, layer in layers:
-        layer.register_forward_pre_hook(noting(name))
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(noting(name))
     with torch.no_grad():
         functional_call(model, state, (images,))
     return images, {name: inputs[0] for name, inputs in inputs_by_layer.items() if len(inputs) == 1}
@@ -181,7 +194,7 @@ def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
 
 def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
     """Return True if the logits depend on the layer's outputs, but not on the size of negative ones."""
-    model, state = _evaluation_copy(observation)
+    model, state = evaluation_copy(observation)
     negative: list[bool] = []
 
     def answer(change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -201,15 +214,9 @@ def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
     return any(negative) and torch.equal(plain, cut) and not torch.equal(plain, none)
 
 
-def _evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+def evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return a copy of the network in evaluation mode, with its weights and buffers."""
     model = copy.deepcopy(observation.model).eval()
     buffer_names = dict(model.named_buffers())
     buffers = {name: tensor for name, tensor in observation.buffers.items() if name in buffer_names}
     return model, {**observation.before, **buffers}
-
-
-def _noise(observation: Observation) -> Tensor:
-    like = next(iter(observation.before.values()))
-    draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
-    return draws.to(like)

@@ -6,6 +6,7 @@ whole batch in front of a dense layer with ReLU, from the zeros of its gradients
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +17,19 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import RowRatios, fit_rank_one, stack_update, truncated_svd
-from fedglass.attack.exact.sparse import Accept, ReluLayer, SparseInputs, proved_inputs, sparse_inputs
-from fedglass.attack.exact.verify import Fit, ReplayableMessage, ReplayFit, best_label, fit_layer, message_of
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.rows import fit_rank_one
+from fedglass.attack.exact.sparse import InputSearch
+from fedglass.attack.exact.verify import (
+    BOUND_SLACK,
+    Fit,
+    ReplayableMessage,
+    as_images,
+    fit_layer,
+    label_guesses,
+    message_of,
+    within_bounds,
+)
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge, Observation
 
@@ -31,8 +41,6 @@ SPEAR_PAPER = (
     "Dimitrov, Baader, Müller, Vechev: SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024, "
     "https://arxiv.org/abs/2403.03945"
 )
-BOUND_SLACK = 0.02
-"""How far rounding may move a pixel out of its bounds, as a share of their distance."""
 SCALES = 24
 """Lengths of a direction that are tried before the best is refined."""
 SHORTEST = 0.02
@@ -67,129 +75,92 @@ class Division:
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer = first_dense(observation)
-        if isinstance(layer, str):
-            return None
+        assert not isinstance(layer, str), "the method applies"
         read = _read_one if observation.knows.examples == 1 else _read_several
         return read(message_of(observation), layer)
 
 
-def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
-    """Return pixels within their bounds from whitened inputs of a first layer.  # (n, d) -> (n, c, h, w)"""
-    return knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).clamp(knows.low, knows.high).float()
-
-
-def within_bounds(knows: Knowledge, inputs: Tensor) -> Tensor:
-    """Mark the whitened inputs that are pictures: no pixel lies far outside of its bounds.  # (n, d) -> (n,)"""
-    pixels = knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).flatten(1)
-    slack = BOUND_SLACK * (knows.high - knows.low)
-    return ((pixels >= knows.low - slack) & (pixels <= knows.high + slack)).all(1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Guess:
-    """A candidate for the image, with its replay and the way that led to it."""
-
-    images: Tensor  # (1, c, h, w)
-    replay: ReplayFit
-    how: str
-    residual: float
-    """The residual of the layer's update."""
-
-
 def _read_one(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the one example: in closed form, or along a direction with a length that a replay determines."""
-    guesses: list[_Guess] = []
-    knows = message.observation.knows
+    knows, whole = message.observation.knows, fit_rank_one(layer.stacked(pruned=True))
+
+    def guess(how: str, images: Tensor, residual: float, labels: Tensor, layer_residual: float) -> ExactSolution:
+        details: Details = {"how": how, "rows": whole.votes, "layer_residual": layer_residual}
+        return ExactSolution(images, labels, residual, message.verified(residual), details)
+
+    guesses: list[ExactSolution] = []
     for how, inputs, residual in _closed_forms(layer):
-        guesses.append(_Guess(*message.replay_levels(as_images(knows, inputs[None])), how, residual))
-        if message.verified(guesses[-1].replay.residual):
-            return _solution(layer, guesses[-1], True)
-    along = _along_direction(message, layer) if knows.training is not None or not _bias_tells_length(layer) else None
-    if along is not None and (not guesses or message.verified(along.replay.residual)):
-        return _solution(layer, along, message.verified(along.replay.residual))
+        guesses.append(guess(how, *message.replay_levels(as_images(knows, inputs[None])), residual))
+        if guesses[-1].explains:
+            return guesses[-1]
+    # The bias determines the length of the input if it moved as the weight did.
+    if knows.training is not None or not (whole.scaled and whole.clean):
+        lengths = [guess(*tried) for tried in _along_direction(message, layer)]
+        along = min(lengths, key=lambda tried: tried.residual, default=None)
+        if along is not None and (not guesses or along.explains):
+            return _with_finite_residual(along)
     if not guesses:
         return None
-    best = min(guesses, key=lambda guess: (guess.replay.residual, guess.residual))
-    return _solution(layer, best, _layer_verifies(message.observation, layer, best))
+    best = min(guesses, key=lambda guess: (guess.residual, float(guess.details["layer_residual"])))
+    return _with_finite_residual(replace(best, explains=_layer_verifies(message.observation, layer, best.images)))
 
 
-def _bias_tells_length(layer: DenseUpdate) -> bool:
-    """Return True if the bias moved as the weight did, so that it determines the length of the input."""
-    fit = fit_rank_one(layer.stacked(pruned=True))
-    return fit.scaled and fit.clean
+def _with_finite_residual(guess: ExactSolution) -> ExactSolution:
+    """Return the guess with the residual of the layer if there is none of a replay."""
+    return guess if math.isfinite(guess.residual) else replace(guess, residual=float(guess.details["layer_residual"]))
 
 
-def _solution(layer: DenseUpdate, guess: _Guess, sure: bool) -> ExactSolution:
-    rows = fit_rank_one(layer.stacked(pruned=True)).votes
-    details: Details = {"how": guess.how, "rows": rows, "layer_residual": guess.residual}
-    residual = guess.replay.residual if math.isfinite(guess.replay.residual) else guess.residual
-    return ExactSolution(guess.images, guess.replay.labels, residual, sure, details)
-
-
-def _layer_verifies(observation: Observation, layer: DenseUpdate, guess: _Guess) -> bool:
+def _layer_verifies(observation: Observation, layer: DenseUpdate, images: Tensor) -> bool:
     """Return True if the layer's own update verifies an image and no training is declared that could be replayed."""
-    if observation.knows.training is not None or not layer.relu or layer.bias is None or layer.bias_before is None:
+    if observation.knows.training is not None or not layer.relu or layer.bias is None:
         return False
-    sent = layer.stacked()
-    inputs = observation.knows.whitening.whiten(guess.images.double()).flatten(1)
-    return fit_layer(sent.matrix, inputs, layer.weight_before, layer.bias_before, sent.error, layer.after).complete
+    return fit_layer(layer, observation.knows.whitening.whiten(images.double()).flatten(1))[2]
 
 
 def _closed_forms(layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
-    """Yield inputs that the layer gives without a search, the likeliest first, each with the layer's residual."""
-    for how, variant in _decay_variants(layer):
-        if variant.bias is None or variant.bias_error is None:
-            continue
+    """Yield inputs that the layer gives without a search, the likeliest first, each with the layer's residual.
+
+    The update is taken as declared, and as it is if biases, or all parameters, do not decay.
+    """
+    if layer.bias is None:
+        return
+    variants = {"all rows": layer}
+    if layer.shrunk:
+        constant = replace(layer, bias=layer.bias - layer.shrunk * layer.bias_before)
+        variants["all rows, bias without decay"] = constant
+        weight = layer.weight - layer.shrunk * layer.weight_before
+        variants["all rows, without decay"] = replace(constant, weight=weight)
+    for how, variant in variants.items():
         fit = fit_rank_one(variant.stacked(pruned=True))
         if fit.scaled:
             yield how, fit.inputs, fit.residual
 
 
-def _decay_variants(layer: DenseUpdate) -> Iterator[tuple[str, DenseUpdate]]:
-    """Yield the layer's update as declared, and as it is if biases, or all parameters, do not decay."""
-    yield "all rows", layer
-    if layer.shrunk and layer.bias is not None and layer.bias_before is not None:
-        bias = layer.bias - layer.shrunk * layer.bias_before
-        yield "all rows, bias without decay", replace(layer, bias=bias)
-        weight = layer.weight - layer.shrunk * layer.weight_before
-        yield "all rows, without decay", replace(layer, weight=weight, bias=bias)
+def _along_direction(
+    message: ReplayableMessage, layer: DenseUpdate
+) -> Iterator[tuple[str, Tensor, float, Tensor, float]]:
+    """Yield images along the direction of the weight's update, each of the length that explains the message best.
 
-
-def _along_direction(message: ReplayableMessage, layer: DenseUpdate) -> _Guess | None:
-    """Return the image along the direction of the weight's update, with the length that a replay determines."""
-    rank_one = fit_rank_one(stack_update(layer.weight, None, layer.weight_error, None, pruned=True))
-    if not rank_one.clean:
-        return None
+    With each come the way to it, the residual and the labels of its replay, and the residual of the layer.
+    """
+    rank_one, knows = fit_rank_one(replace(layer, bias=None).stacked(pruned=True)), message.observation.knows
     fits: tuple[Fit, ...] = ("nothing", "factor") if layer.bias is None else ("tensors",)
-    guesses = [
-        guess
-        for direction in (rank_one.inputs, -rank_one.inputs)
-        for fit in fits
-        if (guess := _best_length(message, direction, fit, rank_one.residual)) is not None
-    ]
-    return min(guesses, key=lambda guess: guess.replay.residual, default=None)
+    for direction, fit in itertools.product((rank_one.inputs, -rank_one.inputs), fits if rank_one.clean else ()):
+        most = _longest_within_bounds(knows, direction)
+        guesses = label_guesses(message.observation, as_images(knows, most / 2 * direction[None])) if most > 0 else []
+        if not guesses:
+            continue
+        labels = guesses[0]
 
+        def image(length: float, direction: Tensor = direction) -> Tensor:
+            return as_images(knows, length * direction[None])
 
-def _best_length(message: ReplayableMessage, direction: Tensor, fit: Fit, residual: float) -> _Guess | None:
-    """Return the image of the length that explains the message best, within the bounds of the pixels."""
-    knows = message.observation.knows
-    most = _longest_within_bounds(knows, direction)
-    if not most > 0:
-        return None
-    label = best_label(message.observation, as_images(knows, most / 2 * direction[None]))
-    if label is None:
-        return None
+        def misfit(length: float, fit: Fit = fit, labels: Tensor = labels) -> float:
+            return message.replay(image(length), labels, fit)[0]
 
-    def image(length: float) -> Tensor:
-        return as_images(knows, length * direction[None])
-
-    def misfit(length: float) -> float:
-        return message.replay(image(length), label, fit).residual
-
-    length = _minimiser(misfit, SHORTEST * most, most)
-    return _Guess(
-        image(length), ReplayFit(misfit(length), label), f"direction, length by replay ({fit} fitted)", residual
-    )
+        length = _minimiser(misfit, SHORTEST * most, most)
+        how = f"direction, length by replay ({fit} fitted)"
+        yield how, image(length), misfit(length), labels, rank_one.residual
 
 
 def _minimiser(misfit: Callable[[float], float], shortest: float, longest: float) -> float:
@@ -213,37 +184,18 @@ def _longest_within_bounds(knows: Knowledge, direction: Tensor) -> float:
 
 def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the examples that have rows of their own: inputs on which rows agree, at most one for each example."""
-    knows = message.observation.knows
-    if layer.bias is None or layer.bias_error is None:
-        return None
-    rows = layer.ratios()
-    inputs = _layer_inputs(layer, rows, knows)
+    knows, rows = message.observation.knows, layer.ratios()
+    inputs, proved = rows.inputs[: knows.examples], InputSearch(layer, knows)
+    if layer.relu and proved.rank == knows.examples:
+        proved.prove(torch.cat([rows.inputs, rows.ratios]))
+        inputs = proved.inputs if len(proved.inputs) else inputs
     inputs = inputs[within_bounds(knows, inputs)]
     if not len(inputs):
         return None
-    images, replay = message.replay_levels(as_images(knows, inputs))
-    residual = replay.residual if math.isfinite(replay.residual) else rows.residual
+    images, residual, labels = message.replay_levels(as_images(knows, inputs))
     details: Details = {"groups": len(rows.votes), "rows": int(rows.votes.sum())}
-    return ExactSolution(images, replay.labels, residual, message.verified(replay.residual), details)
-
-
-def _layer_inputs(layer: DenseUpdate, rows: RowRatios, knows: Knowledge) -> Tensor:
-    """Return the inputs that inactive units prove, or else those on which rows agree, at most one for each example.
-
-    # (m, d)
-    """
-    sent = layer.stacked()
-    factor = truncated_svd(sent, knows.examples)
-    if layer.relu and layer.bias_before is not None and factor.rank == knows.examples:
-        inputs = proved_inputs(sent, factor, _relu_layer(layer, knows), torch.cat([rows.inputs, rows.ratios]))
-        if len(inputs):
-            return inputs
-    return rows.inputs[: knows.examples]
-
-
-def _relu_layer(layer: DenseUpdate, knows: Knowledge) -> ReluLayer:
-    assert layer.bias_before is not None, "a trained bias has a value before"
-    return ReluLayer((layer.weight_before, layer.bias_before), layer.after, knows.local_steps)
+    shown = residual if math.isfinite(residual) else rows.residual
+    return ExactSolution(images, labels, shown, message.verified(residual), details)
 
 
 @register(
@@ -271,44 +223,32 @@ class Spear:
             return "a single example is read by division"
         if not layer.relu:
             return "no ReLU follows the first dense layer"
-        if layer.bias is None or layer.bias_before is None:
+        if layer.bias is None:
             return "the first dense layer trains no bias"
         if observation.knows.examples > min(layer.weight.shape):
             return "there are more examples than units or pixels"
         return ""
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        layer, knows = first_dense(observation), observation.knows
-        if isinstance(layer, str) or layer.bias is None or layer.bias_before is None or layer.bias_error is None:
-            return None
-        message = message_of(observation)
+        layer, knows, message = first_dense(observation), observation.knows, message_of(observation)
+        assert not isinstance(layer, str), "the method applies"
 
         def accept(inputs: Tensor) -> bool:
-            return message.verified(message.replay(as_images(knows, inputs)).residual)
+            return message.verified(message.replay(as_images(knows, inputs))[0])
 
-        reading = _batch_inputs(layer, knows, search, accept)
-        inputs = reading.inputs[within_bounds(knows, reading.inputs)]
-        if len(reading.guesses):
-            guesses = reading.guesses[within_bounds(knows, reading.guesses)]
-            inputs = guesses if len(guesses) > len(inputs) else inputs
+        rows, reading = layer.ratios(), InputSearch(layer, knows, accept)
+        details: Details = {"rank": reading.rank, "groups": len(rows.inputs)}
+        inputs, guesses, layer_residual = rows.inputs[: knows.examples], rows.inputs[:0], rows.residual
+        if reading.rank == knows.examples:
+            details |= reading.run(torch.cat([rows.inputs, rows.ratios]), search)
+            found, guesses = reading.inputs, reading.guesses
+            if len(found) or len(guesses):
+                inputs, layer_residual = found, reading.residual
+        inputs, guesses = (each[within_bounds(knows, each)] for each in (inputs, guesses))
+        inputs = guesses if len(guesses) > len(inputs) else inputs
         if not len(inputs):
             return None
-        images, replay = message.replay_levels(as_images(knows, inputs))
-        all_read = reading.complete and len(inputs) == knows.examples
-        sure = message.verified(replay.residual) or (all_read and not message.contradicts(replay.residual))
-        residual = replay.residual if math.isfinite(replay.residual) else reading.residual
-        return ExactSolution(images, replay.labels, residual, sure, reading.details)
-
-
-def _batch_inputs(layer: DenseUpdate, knows: Knowledge, search: SearchBudget, accept: Accept) -> SparseInputs:
-    """Search for the inputs of all examples; return those on which rows agree if the search finds none."""
-    sent, rows = layer.stacked(), layer.ratios()
-    factor = truncated_svd(sent, knows.examples)
-    details: Details = {"rank": factor.rank, "groups": len(rows.inputs)}
-    if factor.rank == knows.examples:
-        candidates = torch.cat([rows.inputs, rows.ratios])
-        sparse = sparse_inputs(sent, factor, _relu_layer(layer, knows), candidates, search, accept)
-        details |= sparse.details
-        if len(sparse.inputs) or len(sparse.guesses):
-            return replace(sparse, details=details)
-    return SparseInputs(rows.inputs[: knows.examples], rows.inputs[:0], False, rows.residual, details)
+        images, residual, labels = message.replay_levels(as_images(knows, inputs))
+        all_read = reading.complete is not None and len(inputs) == knows.examples
+        sure = message.verified(residual) or (all_read and not message.contradicts(residual))
+        return ExactSolution(images, labels, residual if math.isfinite(residual) else layer_residual, sure, details)

@@ -1,26 +1,77 @@
-"""An attack that tries exact methods one after another."""
+"""Exact methods: they solve equations of the message instead of searching, and an attack tries one after another."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
-from fedglass.attack.exact.method import ExactMethod, ExactSolution, SearchBudget
-from fedglass.attack.exact.verify import explains
+from fedglass.attack.exact.verify import message_of
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
 
+Details = dict[str, float | int | str]
+"""Figures for the record, such as the rank, the number of rows that agree, or the seconds of the search."""
 FOUND_NOTHING = "it found nothing"
 NEARLY_EXPLAINED = 0.01
 """The residual of a replay of one image below which later, less precise methods are skipped: a vision transformer in
 closed form leaves up to 0.008 at a learning rate of 0.01."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSolution:
+    """The images that an exact method read from a message."""
+
+    images: Tensor  # (n, c, h, w), pixels before whitening; n may be smaller than the number of examples
+    labels: Tensor  # (n,); -1 where the method cannot tell
+    residual: float
+    """Relative size of the part of the message (or of the first layer's update) that the images do not explain."""
+    explains: bool
+    """True if the images were verified: by a replay, or by an explanation of a whole layer at rounding level."""
+    details: Details = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchBudget:
+    """The random numbers and the time that a method may use."""
+
+    generator: torch.Generator
+    seconds: float = 30.0
+    """Time limit of a search, such as SPEAR's."""
+
+
+class ExactMethod(Protocol):
+    """One closed-form method. A frozen dataclass that holds no tensor."""
+
+    @property
+    def name(self) -> str:
+        """The method's name in records, such as `division`."""
+        ...
+
+    @property
+    def paper(self) -> str:
+        """The citation that `fedglass list attacks` prints."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """About how many seconds the method takes if it applies: cheap methods are tried first."""
+        ...
+
+    def applies(self, observation: Observation) -> str:
+        """Return why the method does not apply to this network and knowledge; empty if it applies."""
+        ...
+
+    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
+        """Return the images that the method reads from the message; None if it finds nothing."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +125,7 @@ class ExactAttack:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
         message = _first_message(observation)
         n = message.knows.examples
-        return explains(message, pixels[:n], labels[:n])
+        return message_of(message).replay(pixels[:n], labels[:n])[0]
 
 
 def _first_message(observation: Observation) -> Observation:

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mixes_examples, verify_features
-from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense
+from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense, once
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget, once
-from fedglass.attack.exact.rows import entry_error, fit_rank_one, stack_update
+from fedglass.attack.exact.rows import entry_error, fit_rank_one
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
@@ -96,7 +96,7 @@ def linear_front(observation: Observation) -> bool:
 def best_version(observation: Observation, features: Features, tries: Sequence[Tensor]) -> ExactSolution:
     """Return the first version of the images that explains the message, or else the first version."""
     message = message_of(observation)
-    residuals = [message.replay(images, features.labels).residual for images in tries]
+    residuals = [message.replay(images, features.labels)[0] for images in tries]
     good = [i for i, residual in enumerate(residuals) if message.verified(residual)]
     chosen = good[0] if good else 0
     details: Details = {
@@ -131,8 +131,12 @@ class DenseFeatures:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return images of the examples that have readable features."""
         layers = dense_fronts(observation)
-        features = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or features is None or _is_unexplained(observation, features):
+        assert not isinstance(layers, str), "the method applies"
+        features = read_features(observation, layers, search)
+        # Features of all examples leave most of the head's update unexplained under noise.
+        if features is None or (
+            len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
+        ):
             return None
         cut = cut_at(observation, layers[0].name)
         affine_part = _undo_activation(cut, features.inputs)
@@ -146,11 +150,6 @@ class DenseFeatures:
             reached = cut.front(observation.knows.whitening.whiten(images.double()))
         error = float((reached - features.inputs).norm() / features.inputs.norm())
         return replace(solved, details={**solved.details, "feature_error": error})
-
-
-def _is_unexplained(observation: Observation, features: Features) -> bool:
-    """Return True if the features of all examples leave most of the head's update unexplained, as under noise."""
-    return len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
 
 
 def invert_features(observation: Observation, layer: str, features: Tensor, search: SearchBudget) -> Tensor | None:
@@ -204,10 +203,11 @@ def _upsample(images: Tensor, shape: Sequence[int]) -> Tensor:
 def _single_example(observation: Observation, layer: DenseUpdate) -> Features | None:
     """Read the input of one example by division, with the label that has the gradient nearest to the update."""
     cut, bias = cut_at(observation, layer.name), layer.bias
-    if bias is None or layer.bias_before is None or not cut.headed():
+    if bias is None or not cut.headed():
         return None
     errors = entry_error(layer.weight, layer.weight_before), entry_error(bias, layer.bias_before)
-    inputs = fit_rank_one(stack_update(layer.weight, bias, *errors, pruned=True)).inputs[None]
+    precise = replace(layer, weight_error=errors[0], bias_error=errors[1])
+    inputs = fit_rank_one(precise.stacked(pruned=True)).inputs[None]
     gradients = head_gradients(observation, layer, cut, inputs)[0]  # (k, h)
     label = F.cosine_similarity(gradients, -bias[None], dim=1).argmax()
     return verify_features(observation, layer, cut, inputs, label[None])
@@ -266,8 +266,9 @@ class PooledInput:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images, of as many examples as could be read."""
         layers = _pooled_layers(observation)
-        features = None if isinstance(layers, str) else read_features(observation, layers, search)
-        if isinstance(layers, str) or features is None:
+        assert not isinstance(layers, str), "the method applies"
+        features = read_features(observation, layers, search)
+        if features is None:
             return None
         # Bounds violate A x = z a little; if the message then stays unexplained, they are dropped.
         cut = cut_at(observation, layers[0].name)

@@ -38,7 +38,7 @@ from fedglass.attack.exact.cut import (
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
@@ -85,7 +85,6 @@ def _peel(
     observation: Observation, layer: DenseUpdate, cut: Cut, remainder: Tensor, missing: int, read_before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Read the rows of a remainder: new inputs, their labels, and the factors from gradient to update."""
-    assert layer.bias_error is not None, "a layer with a bias has its rounding"
     bias = remainder[:, -1]
     rows = torch.nonzero(bias.abs() > torch.maximum(3 * layer.bias_error, 1e-6 * bias.abs().max()))[:, 0]
     if len(rows) == 0:
@@ -142,7 +141,8 @@ class Peeling:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the images of the examples that could be read."""
         layer = first_dense(observation)
-        features = None if isinstance(layer, str) else peeled_inputs(observation, layer)
+        assert not isinstance(layer, str), "the method applies"
+        features = peeled_inputs(observation, layer)
         return None if features is None else solution_from_pixels(observation, features)
 
 
@@ -151,7 +151,7 @@ def solution_from_pixels(observation: Observation, features: Features) -> ExactS
     knows = observation.knows
     images = knows.whitening.unwhiten(features.inputs.view(-1, *knows.shape)).float()
     message = message_of(observation)
-    residual = message.replay(images, features.labels).residual
+    residual, _ = message.replay(images, features.labels)
     details: Details = {"examples_read": len(images), "head_residual": features.residual}
     return ExactSolution(images, features.labels, residual, message.verified(residual), details)
 
@@ -182,62 +182,28 @@ ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], Slope], ...] = (
 """Functions of one number, and their slopes as functions of their value."""
 
 
-@dataclass(frozen=True, eq=False)
-class _LogitEquations:
-    """The last layer's equations in the unknown N = M^-1: the features with ones, [H | 1], are N'B."""
-
-    basis: Tensor  # C, (b, k)
-    inner: Tensor  # B = C U / s, (b, d + 1)
-    answers: Tensor  # Q = [W | c] B', (k, b): the logits are Q N
-    targets: Tensor  # Y, (b, k)
-
-    def misfit(self, flat: Tensor) -> Tensor:
-        """Return the residuals of all equations for a guess of N."""
-        count = len(self.basis)
-        unknown = flat.view(count, count)
-        gradient = (self.answers @ unknown).softmax(0).T - self.targets  # (b, k)
-        inside = gradient @ self.basis.T  # M
-        outside = gradient - inside @ self.basis
-        inverse = inside @ unknown - torch.eye(count, dtype=flat.dtype)
-        return torch.cat([outside.flatten(), inverse.flatten(), self.inner[:, -1] @ unknown - 1])
-
-    def start(self, logits: Tensor) -> Tensor:
-        """Return N from a guess of the logits.  # (b, k) -> (b * b,)"""
-        inverse: Tensor = torch.linalg.pinv((logits.softmax(1) - self.targets) @ self.basis.T)
-        return inverse.flatten()
-
-
 def chained_inputs(observation: Observation, layers: Sequence[DenseUpdate], search: SearchBudget) -> Features | None:
     """Return the inputs of the first of these layers from the last of them, which gives the logits.
 
     Return None if a layer between has no invertible activation, or if there are too many examples.
     """
-    solved = _inputs_by_layer(observation, layers, search)
-    if solved is None:
-        return None
-    cut, (inputs, labels) = cut_at(observation, layers[0].name), solved
-    if len(layers) > 1:
-        inputs = refine_inputs(observation, layers[0], cut, inputs, labels)
-    return verify_features(observation, layers[0], cut, inputs, labels)
-
-
-def _inputs_by_layer(
-    observation: Observation, layers: Sequence[DenseUpdate], search: SearchBudget
-) -> tuple[Tensor, Tensor] | None:
-    """Return inputs of the first layer and labels, layer by layer from the last.  # (n, d), (n,)"""
     last = _last_inputs(observation, layers[-1], search)
     if last is None:
         return None
     inputs, labels, factor = last
-    gradient = _softmax(layers[-1], inputs) - _targets(observation, labels)  # at the logits, (n, k)
+    # The gradient at the logits (n, k), and from it that at each layer before.
+    gradient = (with_ones(inputs) @ layers[-1].before.T).softmax(1) - _targets(observation, labels)
     for layer, after in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
         slope = _slope_between(cut_at(observation, layer.name), after.name)
-        if slope is None or layer.bias is None:
+        if slope is None:
             return None
         gradient = gradient @ after.weight_before * slope(inputs)  # (n, h)
         solved = torch.linalg.pinv(gradient.T) @ layer.stacked().matrix / factor
         inputs = solved[:, :-1] / solved[:, -1:]
-    return inputs, labels
+    cut = cut_at(observation, layers[0].name)
+    if len(layers) > 1:
+        inputs = refine_inputs(observation, layers[0], cut, inputs, labels)
+    return verify_features(observation, layers[0], cut, inputs, labels)
 
 
 def _last_inputs(
@@ -249,54 +215,62 @@ def _last_inputs(
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
-    sent = layer.stacked()
-    factors = truncated_svd(sent, count)
-    if factors.rank < count:  # the message has fewer equations, or more noise, than examples have unknowns
+    _, values, _, excess_noise = truncated_svd(layer.stacked(), count)
+    if len(values) < count:  # the message has fewer equations, or more noise, than examples have unknowns
         return None
     # If the equations hold only roughly, other starts end no better.
-    starts = STARTS if factors.excess_noise < EXACT_WITHIN else 1
+    starts = STARTS if excess_noise < EXACT_WITHIN else 1
     factor = -travel / count
     begun, best = time.monotonic(), (torch.inf, torch.zeros(0), torch.zeros(0))
     for trial, labels in itertools.product(range(starts), _label_guesses(observation, layer, factor, search)):
-        equations = _equations(observation, layer, labels, factor)
-        misfit, unknown = _solve_equations(equations, layer, labels, trial, search)
+        misfit, features = _solve_logits(observation, layer, labels, factor, trial > 0, search)
         if misfit < best[0]:
-            best = (misfit, (unknown.view(count, count).T @ equations.inner)[:, :-1], labels)
+            best = (misfit, features, labels)
         if best[0] < CONVERGED or time.monotonic() - begun > search.seconds:
             break
     return best[1], best[2], factor
 
 
-def _equations(observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float) -> _LogitEquations:
-    sent, count = layer.stacked().matrix, len(labels)
-    basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T
-    inner = basis @ sent / factor
-    return _LogitEquations(basis, inner, _augmented_weights(layer) @ inner.T, _targets(observation, labels))
-
-
-def _solve_equations(
-    equations: _LogitEquations, layer: DenseUpdate, labels: Tensor, trial: int, search: SearchBudget
+def _solve_logits(
+    observation: Observation, layer: DenseUpdate, labels: Tensor, factor: float, spread: bool, search: SearchBudget
 ) -> tuple[float, Tensor]:
-    """Return the misfit and the best N from one start."""
-    assert layer.bias_before is not None, "checked by the caller"
-    repeated = trial > 0 or len(set(labels.tolist())) < len(labels)
-    noise = torch.randn(len(labels), len(layer.bias_before), generator=search.generator, dtype=torch.float64)
-    start = equations.start(layer.bias_before + LOGIT_SPREAD * repeated * noise)
-    slopes = torch.func.jacrev(equations.misfit)
+    """Return the features that solve the last layer's equations from one start, after the misfit that they leave.
+
+    The unknown is N = M^-1: the features with ones, [H | 1], are N'B.  # (b, d)
+    """
+    sent, count, targets = layer.stacked().matrix, len(labels), _targets(observation, labels)  # Y, (b, k)
+    basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T  # C, (b, k)
+    inner = basis @ sent / factor  # B = C U / s, (b, d + 1)
+    answers = layer.before @ inner.T  # Q = [W | c] B', (k, b): the logits are Q N
+
+    def misfit(flat: Tensor) -> Tensor:
+        """Return the residuals of all equations for a guess of N."""
+        unknown = flat.view(count, count)
+        gradient = (answers @ unknown).softmax(0).T - targets  # (b, k)
+        inside = gradient @ basis.T  # M
+        outside = gradient - inside @ basis
+        inverse = inside @ unknown - torch.eye(count, dtype=flat.dtype)
+        return torch.cat([outside.flatten(), inverse.flatten(), inner[:, -1] @ unknown - 1])
+
+    repeated = spread or len(set(labels.tolist())) < len(labels)
+    noise = torch.randn(count, len(layer.bias_before), generator=search.generator, dtype=torch.float64)
+    logits = layer.bias_before + LOGIT_SPREAD * repeated * noise
+    start = torch.linalg.pinv((logits.softmax(1) - targets) @ basis.T).flatten()
+    slopes = torch.func.jacrev(misfit)
     optimum = scipy.optimize.least_squares(
-        lambda x: equations.misfit(torch.from_numpy(x)).numpy(),
+        lambda x: misfit(torch.from_numpy(x)).numpy(),
         start.numpy(),
         jac=lambda x: slopes(torch.from_numpy(x)).numpy(),
         method="lm",
         max_nfev=EVALUATIONS,
     )
-    return float((2 * optimum.cost) ** 0.5), torch.from_numpy(optimum.x)
+    features = (torch.from_numpy(optimum.x).view(count, count).T @ inner)[:, :-1]
+    return float((2 * optimum.cost) ** 0.5), features
 
 
 def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: SearchBudget) -> list[Tensor]:
     """Return guesses of all labels, in any order: as for an untrained network, and by the logits of features."""
     assert layer.bias is not None, "checked by the caller"
-    assert layer.bias_before is not None, "a trained bias has a value before"
     count = observation.knows.examples
     counts = unsmoothed(count * layer.bias_before.softmax(0) - layer.bias / factor, observation)
     first = torch.repeat_interleave(torch.arange(len(counts)), round_to_sum(counts, count))
@@ -325,19 +299,9 @@ def _slope_between(cut: Cut, after: str) -> Slope | None:
     return next(matches, None)
 
 
-def _softmax(layer: DenseUpdate, inputs: Tensor) -> Tensor:
-    return (with_ones(inputs) @ _augmented_weights(layer).T).softmax(1)
-
-
 def _targets(observation: Observation, labels: Tensor) -> Tensor:
     smoothing, classes = smoothing_of(observation), observation.knows.classes
     return (1 - smoothing) * F.one_hot(labels, classes).double() + smoothing / classes
-
-
-def _augmented_weights(layer: DenseUpdate) -> Tensor:
-    """Return [W | c].  # (h, d + 1)"""
-    assert layer.bias_before is not None, "a trained bias has a value before"
-    return torch.cat([layer.weight_before, layer.bias_before[:, None]], 1)
 
 
 @register(

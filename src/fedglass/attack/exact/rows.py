@@ -57,21 +57,6 @@ class UpdateMatrix:
 
 
 @dataclass(frozen=True, eq=False)
-class TruncatedSVD:
-    """The singular values of [U | v] that stand out of the rounding, with their vectors."""
-
-    left_vectors: Tensor  # (h, rank)
-    values: Tensor  # (rank,)
-    right_vectors: Tensor  # (rank, d + 1)
-    excess_noise: float
-    """The size of the remaining singular values, relative to the rounding that was expected."""
-
-    @property
-    def rank(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True, eq=False)
 class RowRatios:
     """The ratios U_i / v_i, and the inputs on which at least two rows agree."""
 
@@ -163,13 +148,9 @@ def stack_update(
 ) -> UpdateMatrix:
     """Return [U | v] with its rounding; only U if there is no bias. With `pruned`, zeros may be missing entries."""
     parts = [(update.double(), error)]
-    if bias is not None:
-        errors_of_bias = torch.zeros_like(bias.double()) if bias_error is None else bias_error
-        parts.append((bias.double()[:, None], errors_of_bias[:, None]))
-    masks = [
-        unpruned_entries(u, entry_errors) if pruned else torch.ones_like(u, dtype=torch.bool)
-        for u, entry_errors in parts
-    ]
+    if bias is not None and bias_error is not None:
+        parts.append((bias.double()[:, None], bias_error[:, None]))
+    masks = [unpruned_entries(*part) if pruned else torch.ones_like(part[0], dtype=torch.bool) for part in parts]
     matrix, errors = (torch.cat([part[i] for part in parts], 1) for i in (0, 1))
     return UpdateMatrix(matrix, errors, torch.cat(masks, 1), bias is not None)
 
@@ -179,25 +160,28 @@ def with_ones(inputs: Tensor) -> Tensor:
     return torch.cat([inputs.double(), inputs.new_ones(len(inputs), 1, dtype=torch.float64)], 1)
 
 
-def truncated_svd(sent: UpdateMatrix, most: int | None = None) -> TruncatedSVD:
-    """Return the singular values of [U | v] that stand out of the rounding, at most `most`, and their vectors."""
+def truncated_svd(sent: UpdateMatrix, most: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return the singular values of [U | v] that stand out of the rounding, at most `most`, between their vectors.
+
+    The last result is the size of the remaining singular values, relative to the rounding that was expected.
+    # (h, rank), (rank,), (rank, d + 1)
+    """
     left_vectors, values, right_vectors = _singular(sent.matrix, most)
     h, d = sent.matrix.shape
     size = float(sent.error.square().mean().sqrt())
     floor = size * (math.sqrt(h) + math.sqrt(d))
-    if most is not None and most < len(values):
+    if most < len(values):
         floor = max(floor, float(values[most]))
-    rank = min(int((values > STANDS_OUT * floor).sum()), len(values) if most is None else most)
+    rank = min(int((values > STANDS_OUT * floor).sum()), most)
     remainder = float(sent.matrix.square().sum()) - float(values[:rank].square().sum())
     noise_size = math.sqrt(max(remainder, 0.0) / max(1, (h - rank) * (d - rank)))
-    return TruncatedSVD(
-        left_vectors[:, :rank], values[:rank], right_vectors[:rank], noise_size / size if size and noise_size else 1.0
-    )
+    excess_noise = noise_size / size if size and noise_size else 1.0
+    return left_vectors[:, :rank], values[:rank], right_vectors[:rank], excess_noise
 
 
-def _singular(matrix: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _singular(matrix: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first singular values and vectors, a few more than `most`, by subspace iteration."""
-    if most is None or 4 * (most + OVERSAMPLING) >= min(matrix.shape):
+    if 4 * (most + OVERSAMPLING) >= min(matrix.shape):
         svd = torch.linalg.svd(matrix, full_matrices=False)
         return svd.U, svd.S, svd.Vh
     draws = torch.randn(matrix.shape[1], most + OVERSAMPLING, generator=stream(0, "spectrum"), dtype=matrix.dtype)
@@ -220,9 +204,14 @@ def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> R
     size = ratios.square().mean(1).sqrt()
     rows = torch.nonzero((v != 0) & (spread <= MAX_RATIO_ERROR * size) & (size > 0))[:, 0]
     ratios, spread = ratios[rows], spread[rows]
-    groups, inputs = _distinct(
-        [(group, _shared_input(moved[rows[group]], v[rows[group]])) for group in _groups(ratios, spread)]
-    )
+    groups: list[Tensor] = []
+    inputs: list[Tensor] = []
+    for group in _groups(ratios, spread):
+        vector = _top_right_singular_vector(torch.cat([moved[rows[group]], v[rows[group], None]], 1))
+        shared = vector[:-1] / vector[-1]  # the input of one example, which a larger group may have nearly given
+        if all(float((shared - other).norm()) > SAME_INPUT * float(other.norm()) for other in inputs):
+            groups.append(group)
+            inputs.append(shared)
     joined = torch.cat([rows[group] for group in groups]) if groups else rows[:0]
     total = float(moved.square().sum())
     ungrouped = 1 - float(moved[joined].square().sum()) / total if total else 0.0
@@ -245,21 +234,20 @@ def fit_rank_one(sent: UpdateMatrix) -> RankOneFit:
     scaled = sent.biased and float(vector[-1]) != 0
     if scaled:
         factors, vector = factors * vector[-1], vector / vector[-1]
-    residual = torch.where(sent.observed, sent.matrix - factors[:, None] * vector, torch.zeros_like(sent.matrix))
+    zeros = torch.zeros_like(sent.matrix)
+    residual = torch.where(sent.observed, sent.matrix - factors[:, None] * vector, zeros)
     alive = sent.matrix.abs().amax(1) > 0
     # The input is rounded as well, but far less than a row: the residual of a row is the row's own rounding.
     close = residual.square().sum(1) <= CLEAN_WITHIN**2 * (sent.error.square() * sent.observed).sum(1)
-    size = float(torch.where(sent.observed, sent.matrix, torch.zeros_like(sent.matrix)).norm())
-    votes = int((close & alive).sum())
-    inputs = vector[:-1] if sent.biased else vector
-    expected = float((sent.error * sent.observed).norm())
+    size = float(torch.where(sent.observed, sent.matrix, zeros).norm())
+    left = float(residual.norm())
     return RankOneFit(
-        inputs,
+        vector[:-1] if sent.biased else vector,
         scaled,
         factors,
-        votes,
-        float(residual.norm()) <= CLEAN_WITHIN * expected,
-        float(residual.norm()) / size if size else math.inf,
+        votes=int((close & alive).sum()),
+        clean=left <= CLEAN_WITHIN * float((sent.error * sent.observed).norm()),
+        residual=left / size if size else math.inf,
     )
 
 
@@ -298,12 +286,6 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below > 0, above / below.where(below > 0, torch.ones_like(below)), torch.zeros_like(above))
 
 
-def _shared_input(moved: Tensor, bias: Tensor) -> Tensor:
-    """Return the input that rows of one example share.  # (r, d), (r,) -> (d,)"""
-    vector: Tensor = _top_right_singular_vector(torch.cat([moved, bias[:, None]], 1))
-    return vector[:-1] / vector[-1]
-
-
 def _groups(ratios: Tensor, spread: Tensor) -> list[Tensor]:
     """Group the rows that agree within their rounding, around the most precise ones; the largest group first."""
     squares = ratios.square().sum(1)
@@ -321,15 +303,6 @@ def _groups(ratios: Tensor, spread: Tensor) -> list[Tensor]:
         if len(group) > 1:
             groups.append(group)
     return sorted(groups, key=len, reverse=True)
-
-
-def _distinct(groups: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Split groups from inputs, without smaller groups that have nearly the input of a larger one."""
-    distinct: list[tuple[Tensor, Tensor]] = []
-    for group, inputs in groups:
-        if all(float((inputs - other).norm()) > SAME_INPUT * float(other.norm()) for _, other in distinct):
-            distinct.append((group, inputs))
-    return [group for group, _ in distinct], [inputs for _, inputs in distinct]
 
 
 def _eps(tensor: Tensor) -> float:

@@ -10,13 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedglass.attack.exact.method import once
+from fedglass.attack.exact.dense import DenseUpdate, once
 from fedglass.attack.exact.rows import entry_error, unpruned_entries, with_ones
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
-from fedglass.core.types import Observation, Training
+from fedglass.core.types import Knowledge, Observation, Training
 from fedglass.fl.local import schedule, train
-from fedglass.models.network import Network
 
 ROUNDING_FACTOR = 4.0
 """The residual of a replay is at most this many times the expected rounding: the images themselves are rounded."""
@@ -26,6 +25,8 @@ MOST_OF_SEVERAL = 0.01
 """The largest residual of several images, however coarse the message is: mixtures of four chest X-rays left 0.016."""
 MOST_OF_ONE = 0.2
 """The same for one image, which cannot be a mixture."""
+BOUND_SLACK = 0.02
+"""How far rounding may move a pixel out of its bounds, as a share of their distance."""
 PIXEL_STEPS = 255
 """The steps between the 256 levels of a stored picture."""
 SWITCHED, SWITCHED_TIMES = 0.01, 50.0
@@ -43,38 +44,19 @@ MOST_LOST = 0.2
 
 
 Fit = Literal["nothing", "factor", "tensors"]
-"""The factors that fit a replay to the message: see `explains`."""
+"""The factors that fit a replay to the message: see `ReplayableMessage.replay`."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReplayFit:
-    """The residual of a message after a replay on images with these labels."""
-
-    residual: float
-    labels: Tensor  # (n,); -1 where they are unknown
+def as_images(knows: Knowledge, inputs: Tensor) -> Tensor:
+    """Return pixels within their bounds from whitened inputs of a first layer.  # (n, d) -> (n, c, h, w)"""
+    return knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).clamp(knows.low, knows.high).float()
 
 
-@dataclass(frozen=True, eq=False)
-class LayerFit:
-    """The fit of inputs X to a layer's update U = D X."""
-
-    residual: float
-    """Relative size of U - D X."""
-    wrong: Tensor  # (n,)
-    """The number of units in which each example's gradient contradicts the sign of the unit's output."""
-    complete: bool
-    """True if the residual is rounding and no sign contradicts it."""
-
-
-def explains(observation: Observation, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> float:
-    """Return the relative residual of the message after the declared training is replayed on these images.
-
-    It is infinite if the training cannot be replayed: examples are missing, or their order is random. Labels are read
-    from the last layer if they are not given. With `fit="factor"` the message may be any multiple of the replay, since
-    it may have been clipped as a whole. With `fit="tensors"` each tensor has a factor and a decay of its own, which is
-    for a single image only.  # images (n, c, h, w), pixels before whitening
-    """
-    return message_of(observation).replay(images, labels, fit).residual
+def within_bounds(knows: Knowledge, inputs: Tensor) -> Tensor:
+    """Mark the whitened inputs that are pictures: no pixel lies far outside of its bounds.  # (n, d) -> (n,)"""
+    pixels = knows.whitening.unwhiten(inputs.view(-1, *knows.shape)).flatten(1)
+    slack = BOUND_SLACK * (knows.high - knows.low)
+    return ((pixels >= knows.low - slack) & (pixels <= knows.high + slack)).all(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,30 +70,36 @@ class ReplayableMessage:
     rounding: float
     """The relative size of its rounding."""
 
-    def replay(self, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> ReplayFit:
-        """Return the residual of the declared training on these images, see `explains`, and the labels."""
+    def replay(self, images: Tensor, labels: Tensor | None = None, fit: Fit = "factor") -> tuple[float, Tensor]:
+        """Return the relative residual of the message after a replay of the declared training, and the labels.
+
+        It is infinite if the training cannot be replayed: examples are missing, or their order is random. Labels are
+        read from the last layer if they are not given, and -1 where they are unknown. With `fit="factor"` the message
+        may be any multiple of the replay, since it may have been clipped as a whole. With `fit="tensors"` each tensor
+        has a factor and a decay of its own, which is for a single image only.  # images (n, c, h, w), not whitened
+        """
         if labels is not None:
-            return ReplayFit(self._residual(images, labels, fit), labels)
-        best = ReplayFit(math.inf, torch.full((len(images),), -1))
+            return self._residual(images, labels, fit), labels
+        best = math.inf, torch.full((len(images),), -1)
         for guess in label_guesses(self.observation, images):
-            fitted = ReplayFit(self._residual(images, guess, fit), guess)
-            best = fitted if fitted.residual < best.residual else best
-            if self.verified(best.residual):
+            residual = self._residual(images, guess, fit)
+            best = (residual, guess) if residual < best[0] else best
+            if self.verified(best[0]):
                 break
         return best
 
-    def replay_levels(self, images: Tensor) -> tuple[Tensor, ReplayFit]:
-        """Return the images, or the nearest ones of 256 levels if these explain the message better.
+    def replay_levels(self, images: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Return the images, or the nearest ones of 256 levels if these explain the message better, and their replay.
 
         A coarse message leaves errors that switch units near zero; stored pictures have no values between levels.
         """
-        fitted = self.replay(images)
-        if self.verified(fitted.residual):
-            return images, fitted
+        residual, labels = self.replay(images)
+        if self.verified(residual):
+            return images, residual, labels
         low, span = self.observation.knows.low, self.observation.knows.high - self.observation.knows.low
         levels = ((images - low) / span * PIXEL_STEPS).round() / PIXEL_STEPS * span + low
-        better = self.replay(levels)
-        return (levels, better) if better.residual < fitted.residual else (images, fitted)
+        better, better_labels = self.replay(levels)
+        return (levels, better, better_labels) if better < residual else (images, residual, labels)
 
     def contradicts(self, residual: float) -> bool:
         """Return True if the residual of a declared training is too large to come from units that rounding switched."""
@@ -157,42 +145,35 @@ def message_of(observation: Observation) -> ReplayableMessage:
     return ReplayableMessage(observation, sent, unpruned, math.sqrt(error / size) if size else math.inf)
 
 
-def fit_layer(
-    update: Tensor,
-    inputs: Tensor,
-    weight_before: Tensor,
-    bias_before: Tensor,
-    error: Tensor,
-    after: tuple[Tensor, Tensor] | None = None,
-) -> LayerFit:
+def fit_layer(layer: DenseUpdate, inputs: Tensor) -> tuple[float, Tensor, bool]:
     """Check that [U | v] = D [X | 1] at rounding level, with D zero exactly where a ReLU unit is off.
 
-    Units that change sign between the weights before and `after` may be on or off.  # update (h, d + 1), inputs (n, d)
+    Return the relative size of [U | v] - D [X | 1], the number of units in which each example's gradient contradicts
+    the sign of the unit's output, and True if the residual is rounding and no sign contradicts it. Units that change
+    sign between the weights before and after may be on or off.  # inputs (n, d) -> (), (n,), ()
     """
-    augmented = with_ones(inputs)
+    sent, augmented = layer.stacked(), with_ones(inputs)
     inverse = torch.linalg.pinv(augmented)  # (d + 1, n)
-    factors = update @ inverse  # (h, n)
-    residuals = update - factors @ augmented
-    size = float(update.norm())
+    factors = sent.matrix @ inverse  # (h, n)
+    residuals = sent.matrix - factors @ augmented
+    size = float(sent.matrix.norm())
     residual = float(residuals.norm()) / size if size else math.inf
-    expected = ROUNDING_FACTOR * float(error.norm()) / size + 1e-9 if size else 0.0
-    noise = error.square().mean(1).sqrt()[:, None] * inverse.norm(dim=0)  # (h, n)
-    wrong = _contradictions(factors, noise, *activation_pattern(inputs, (weight_before, bias_before), after))
-    return LayerFit(residual, wrong, residual <= expected and not bool(wrong.any()))
+    expected = ROUNDING_FACTOR * float(sent.error.norm()) / size + 1e-9 if size else 0.0
+    noise = sent.noise[:, None] * inverse.norm(dim=0)  # (h, n)
+    wrong = _contradictions(factors, noise, *activation_pattern(layer, inputs))
+    return residual, wrong, residual <= expected and not bool(wrong.any())
 
 
-def activation_pattern(
-    inputs: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+def activation_pattern(layer: DenseUpdate, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the units that are clearly on for each input before and after training, and those that are clearly off.
 
-    # inputs (n, d); weight (h, d) and bias (h,) -> (h, n) both
+    # inputs (n, d) -> (h, n) both
     """
     augmented = with_ones(inputs)
-    on, off = _clear_signs(augmented, before)
-    if after is None:
+    on, off = _clear_signs(augmented, layer.before)
+    if layer.after is None:
         return on, off
-    later_on, later_off = _clear_signs(augmented, after)
+    later_on, later_off = _clear_signs(augmented, layer.after)
     return on & later_on, off & later_off
 
 
@@ -209,17 +190,11 @@ def _contradictions(factors: Tensor, noise: Tensor, on: Tensor, off: Tensor) -> 
     return (off & moved).sum(0) + (still - allowed).clamp(min=0).long()
 
 
-def _clear_signs(augmented: Tensor, layer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mark the units that are clearly on, and those that are clearly off.  # (h, n) each"""
-    weight = torch.cat([layer[0].double(), layer[1].double()[:, None]], 1)
+def _clear_signs(augmented: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark the units that are clearly on, and those that are clearly off.  # (n, d + 1), (h, d + 1) -> (h, n) each"""
     outputs = weight @ augmented.T
     margin = MARGIN * weight.norm(dim=1, keepdim=True) * augmented.norm(dim=1)
     return outputs > margin, outputs < -margin
-
-
-def best_label(observation: Observation, images: Tensor) -> Tensor | None:
-    """Return the likeliest labels of images that are known roughly; None if there are none.  # (n,)"""
-    return next(iter(label_guesses(observation, images)), None)
 
 
 def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
@@ -228,29 +203,20 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
     With features H the last layer's gradient is (P - Y) H: each column of its product with the inverse of H is negative
     only in the example's own class.  # (n,) each
     """
-    classes = observation.knows.classes
     network = network_of(observation)
     weights = [observation.before[name] for name in network.names]
     try:
-        guesses = [_labels_of_last_layer(observation, network, weights, images)]
+        inputs = observation.knows.whitening.whiten(images.to(weights[0]))
+        with torch.no_grad():
+            features = network.features(weights, inputs)[1].double().cpu()
+        weight, bias = network.head
+        gradient = -observation.update[weight].double().cpu()
+        if bias is not None:
+            gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
+            features = with_ones(features)
+        return [(gradient @ torch.linalg.pinv(features)).argmin(0)]  # of (classes, n)
     except (FedglassError, RuntimeError, ValueError):
-        guesses = []
-    return guesses or ([torch.tensor([label]) for label in range(classes)] if len(images) == 1 else [])
-
-
-def _labels_of_last_layer(
-    observation: Observation, network: Network, weights: Sequence[Tensor], images: Tensor
-) -> Tensor:
-    inputs = observation.knows.whitening.whiten(images.to(weights[0]))
-    with torch.no_grad():
-        features = network.features(weights, inputs)[1].double().cpu()
-    weight, bias = network.head
-    gradient = -observation.update[weight].double().cpu()
-    if bias is not None:
-        gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
-        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
-    shares: Tensor = gradient @ torch.linalg.pinv(features)  # (classes, n)
-    return shares.argmin(0)
+        return [torch.tensor([label]) for label in range(observation.knows.classes)] if len(images) == 1 else []
 
 
 def replay_update(observation: Observation, images: Tensor, labels: Tensor) -> list[Tensor] | None:
@@ -269,15 +235,13 @@ def replay_update(observation: Observation, images: Tensor, labels: Tensor) -> l
     if slices is None:
         return None
     try:
-        ends = [
-            train(
-                network, before, inputs[rows], labels[rows], schedule(training, rows.stop - rows.start, None), training
-            )
-            for rows in slices
-        ]
+        counts = [rows.stop - rows.start for rows in slices]
+        orders = [schedule(training, count, None) for count in counts]
+        clients = zip(slices, orders, strict=True)
+        ends = [train(network, before, inputs[rows], labels[rows], order, training) for rows, order in clients]
     except (RuntimeError, ValueError):  # such as batch statistics of one example
         return None
-    shares = [(rows.stop - rows.start) / len(images) for rows in slices]
+    shares = [count / len(images) for count in counts]
     moved = [[end - start for end, start in zip(after, before, strict=True)] for after in ends]
     return [torch.stack([s * m for s, m in zip(shares, part, strict=True)]).sum(0) for part in zip(*moved, strict=True)]
 

@@ -11,6 +11,7 @@ weighed by their own noise, and combinations that they do not determine are fill
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, cut_at
+from fedglass.attack.exact.cut import Cut, cut_at, hook
 from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -60,22 +61,8 @@ class _TokenLayout:
     fixed: Tensor  # (t, d), the tokens of an image with zero patches
 
 
-@dataclass(frozen=True, eq=False)
-class _PatchEquations:
-    """Weights w and right-hand sides r of quadratic terms w x^2 - 2 r x in rotated patches V X Q."""
-
-    left_rotation: Tensor  # V, (p, p)
-    right_rotation: Tensor  # Q, (k, k)
-    weights: Tensor  # (p, k)
-    values: Tensor  # (p, k)
-
-    def rotate(self, patches: Tensor) -> Tensor:
-        """Return V X Q."""
-        return self.left_rotation @ patches @ self.right_rotation
-
-    def rotate_back(self, rotated: Tensor) -> Tensor:
-        """Return the patches X of V X Q."""
-        return self.left_rotation.T @ rotated @ self.right_rotation.T
+PatchEquations = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Rotations V (p, p), Q (k, k), weights w and right-hand sides r (p, k) of quadratic terms w x^2 - 2 r x in V X Q."""
 
 
 @register(
@@ -100,22 +87,23 @@ class VisionTransformerClosedForm:
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         """Return the image."""
         tokens = _token_layout(observation)
-        equations = None if isinstance(tokens, str) else _equations(observation, tokens)
-        if isinstance(tokens, str) or equations is None:
+        assert not isinstance(tokens, str), "the method applies"
+        equations = _equations(observation, tokens)
+        if equations is None:
             return None
         knows, message = observation.knows, message_of(observation)
-        free = knows.whitening.unwhiten(_smooth_solution(tokens, equations)).float()
+        free = knows.whitening.unwhiten(_smooth_solution(tokens, *equations)).float()
         images = free.clamp(knows.low, knows.high)
-        replay, unbounded = message.replay(images), message.replay(free)
+        (residual, labels), unbounded = message.replay(images), message.replay(free)
         # Bounds bring the image nearer to the true one, but increase the residual of the message a little.
-        if message.verified(unbounded.residual) and not message.verified(replay.residual):
-            images, replay = free, unbounded
+        if message.verified(unbounded[0]) and not message.verified(residual):
+            images, (residual, labels) = free, unbounded
         details: Details = {
             "patches": tokens.patches,
             "attention": int(bool(tokens.attention)),
-            "share_determined": float((equations.weights > NEIGHBOUR_PRECISION).double().mean()),
+            "share_determined": float((equations[2] > NEIGHBOUR_PRECISION).double().mean()),
         }
-        return ExactSolution(images, replay.labels, replay.residual, message.verified(replay.residual), details)
+        return ExactSolution(images, labels, residual, message.verified(residual), details)
 
 
 def _token_layout(observation: Observation) -> _TokenLayout | str:
@@ -146,31 +134,24 @@ def _bare_parameters(observation: Observation) -> list[str]:
     return names if layers else []
 
 
-@dataclass(frozen=True, eq=False)
-class _Probe:
-    """One pass over noise: the inputs of the layers, the outputs of the first one, and the gradients of a loss."""
-
-    embedding: str
-    inputs: dict[str, Tensor]
-    embedded: Tensor  # (p, d)
-    outer: Tensor  # (p, d), the gradient of the embedded patches
-    gradients: dict[str, Tensor]
-
-
 def _find_positions(observation: Observation) -> _TokenLayout | str:
     """Find the positions by their gradient, which is that of the patches' embeddings."""
-    probe = _probe(observation)
-    cut = cut_at(observation, probe.embedding)
+    inputs, outer, gradients = _probe(observation)
+    cut = cut_at(observation, next(iter(inputs)))
     for name in _bare_parameters(observation):
-        gradient = probe.gradients[name].flatten(0, -2)  # (t, d)
-        place = _first_row_of(gradient, probe.outer)
+        gradient = gradients[name].flatten(0, -2)  # (t, d)
+        place = _first_row_of(gradient, outer)
         if place is not None:
-            attention, fixed = _attention(cut, probe, gradient, slice(place, place + len(probe.outer)))
-            return _TokenLayout(cut, name, place, len(probe.outer), attention, fixed)
+            attention, fixed = _attention(cut, inputs, gradients, gradient, slice(place, place + len(outer)))
+            return _TokenLayout(cut, name, place, len(outer), attention, fixed)
     return "no parameter has the gradient of the patches' embeddings, as learnable positions have"
 
 
-def _probe(observation: Observation) -> _Probe:
+def _probe(observation: Observation) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    """Run noise: return the inputs of the layers, and gradients of a loss: of the embedded patches, and of all weights.
+
+    The first of the layers embeds the patches; its gradient is of the shape (p, d).
+    """
     names = _layers(observation)
     cut = cut_at(observation, names[0])
     trained = {n: t.clone().requires_grad_() for n, t in cut.state.items() if n in observation.update}
@@ -186,21 +167,15 @@ def _probe(observation: Observation) -> _Probe:
         return note
 
     image = torch.randn(1, *cut.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    hooks = [cut.model.get_submodule(name).register_forward_hook(noting(name)) for name in names]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(hook(cut.model.get_submodule(name).register_forward_hook(noting(name))))
         logits = functional_call(cut.model, {**cut.state, **trained}, (image,))
-    finally:
-        for hook in hooks:
-            hook.remove()
     loss = F.cross_entropy(logits, torch.zeros(1, dtype=torch.int64))
     derivatives = torch.autograd.grad(loss, [outputs[0], *trained.values()], materialize_grads=True)
-    gradients = dict(zip(trained, derivatives[1:], strict=True))
-    return _Probe(next(iter(inputs)), inputs, _rows(outputs[0].detach()), _rows(derivatives[0]), gradients)
-
-
-def _rows(embedded: Tensor) -> Tensor:
-    """Return the embedded patches of one image, from a dense layer or a convolution.  # (p, d)"""
-    return embedded[0] if embedded.ndim == 3 else embedded[0].flatten(1).T
+    embedded = derivatives[0][0]  # of a dense layer (p, d), or of a convolution
+    outer = embedded if embedded.ndim == 2 else embedded.flatten(1).T
+    return inputs, outer, dict(zip(trained, derivatives[1:], strict=True))
 
 
 def _first_row_of(gradient: Tensor, outer: Tensor) -> int | None:
@@ -211,20 +186,21 @@ def _first_row_of(gradient: Tensor, outer: Tensor) -> int | None:
     return next((i for i in starts if _same_gradient(gradient[i : i + len(outer)], outer)), None)
 
 
-def _attention(cut: Cut, probe: _Probe, gradient: Tensor, rows: slice) -> tuple[tuple[str, ...], Tensor]:
+def _attention(
+    cut: Cut, inputs: dict[str, Tensor], gradients: dict[str, Tensor], gradient: Tensor, rows: slice
+) -> tuple[tuple[str, ...], Tensor]:
     """Return the layers that take the tokens if nothing else does, and the tokens without their patches; or none."""
-    state = cut.state
-    for fed in probe.inputs.values():
+    for fed in inputs.values():
         if fed.ndim != 3 or fed.shape[1:] != gradient.shape:
             continue
-        names = tuple(n for n, other in probe.inputs.items() if other.shape == fed.shape and torch.equal(other, fed))
+        names = tuple(n for n, other in inputs.items() if other.shape == fed.shape and torch.equal(other, fed))
         weights = [f"{n}.weight" for n in names]
-        trained = all(name in probe.gradients for name in weights)
-        terms = [state[name].T @ probe.gradients[name] for name in weights] if trained else []
+        trained = all(name in gradients for name in weights)
+        terms = [cut.state[name].T @ gradients[name] for name in weights] if trained else []
         if not terms or not _same_gradient(torch.stack(terms).sum(0), gradient.T @ fed[0]):
             break
         fixed = fed[0].clone()
-        fixed[rows] -= _patches(cut, probe.inputs[probe.embedding])[0] @ _kernel(cut).T
+        fixed[rows] -= _patches(cut, inputs[cut.layer])[0] @ _kernel(cut).T
         return names, fixed
     return (), gradient[:0]
 
@@ -247,7 +223,7 @@ def _same_gradient(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool((one - other).norm() <= SAME_GRADIENT * other.norm())
 
 
-def _equations(observation: Observation, tokens: _TokenLayout) -> _PatchEquations | None:
+def _equations(observation: Observation, tokens: _TokenLayout) -> PatchEquations | None:
     """Return all equations for the patches, each weighed by the noise that it shows."""
 
     def moved(name: str) -> Tensor:
@@ -255,13 +231,9 @@ def _equations(observation: Observation, tokens: _TokenLayout) -> _PatchEquation
 
     kernel, positions = _kernel(tokens.cut), moved(tokens.position).flatten(0, -2)  # E (d, k), (t, d)
     rows = slice(tokens.first, tokens.first + tokens.patches)
-    right_vectors, sizes, left_vectors = torch.linalg.svd(
-        positions[rows].T, full_matrices=True
-    )  # (d, d), (rank,), (p, p)
-    rank, tokens_determine_patches = (
-        len(sizes),
-        kernel.shape[0] >= kernel.shape[1],
-    )  # whether tokens tell all numbers of their patches
+    right_vectors, sizes, left_vectors = torch.linalg.svd(positions[rows].T)  # (d, d), (rank,), (p, p)
+    # True if tokens tell all numbers of their patches.
+    rank, tokens_determine_patches = len(sizes), kernel.shape[0] >= kernel.shape[1]
     identity = torch.eye(kernel.shape[1], dtype=torch.float64)
     spread, right = torch.linalg.eigh(kernel.T @ kernel) if tokens_determine_patches else (identity[0], identity)
     weights, values = torch.zeros(2, tokens.patches, kernel.shape[1], dtype=torch.float64)
@@ -278,7 +250,7 @@ def _equations(observation: Observation, tokens: _TokenLayout) -> _PatchEquation
         weights[:rank] += precision * sizes.square()[:, None] * spread
         values[:rank] += precision * sizes[:, None] * (rotated[:rank] @ kernel @ right)
     share = MOST_PRECISION / weights.clamp(min=MOST_PRECISION)
-    return _PatchEquations(left_vectors, right, weights * share, values * share) if bool(weights.any()) else None
+    return (left_vectors, right, weights * share, values * share) if bool(weights.any()) else None
 
 
 def _precision(rotated: Tensor, rank: int) -> float:
@@ -291,23 +263,25 @@ def _precision(rotated: Tensor, rank: int) -> float:
     return 1 / max(float(noise_rows.square().mean()), 1e-6 * rounding) if len(noise_rows) else 1 / rounding
 
 
-def _smooth_solution(tokens: _TokenLayout, equations: _PatchEquations) -> Tensor:
-    """Return the most likely image under a smoothness prior.  # (1, c, h, w), whitened"""
+def _smooth_solution(tokens: _TokenLayout, left: Tensor, right: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+    """Return the most likely image under a smoothness prior, from equations.  # (1, c, h, w), whitened"""
     start = torch.zeros(1, *tokens.cut.shape, dtype=torch.float64)
     front = Affine(lambda images: _patches(tokens.cut, tokens.cut.front(images)), start)
-    inverse_weights = 1 / (equations.weights + 8 * NEIGHBOUR_PRECISION)  # 8: the largest eigenvalue of the Laplacian
+    inverse_weights = 1 / (weights + 8 * NEIGHBOUR_PRECISION)  # 8: the largest eigenvalue of the Laplacian
+
+    def pull(rotated: Tensor) -> Tensor:
+        """Return the transpose of the front of the patches that V X Q gives."""
+        return front.adjoint((left.T @ rotated @ right.T)[None], start)
+
+    def rotate(images: Tensor) -> Tensor:
+        """Return V X Q of the image's patches."""
+        return left @ front.apply(images)[0] @ right
 
     def operator(images: Tensor) -> Tensor:
-        pulled = equations.rotate_back(equations.weights * equations.rotate(front.apply(images)[0]))
-        return (
-            front.adjoint(pulled[None], images)
-            + NEIGHBOUR_PRECISION * negative_laplacian(images)
-            + PIXEL_PRECISION * images
-        )
+        smoothness = NEIGHBOUR_PRECISION * negative_laplacian(images)
+        return pull(weights * rotate(images)) + smoothness + PIXEL_PRECISION * images
 
     def precondition(images: Tensor) -> Tensor:
-        pulled = equations.rotate_back(inverse_weights * equations.rotate(front.apply(images)[0]))
-        return front.adjoint(pulled[None], images) + images / MOST_PRECISION
+        return pull(inverse_weights * rotate(images)) + images / MOST_PRECISION
 
-    right = front.adjoint(equations.rotate_back(equations.values)[None], start)
-    return conjugate_gradients(operator, right, start, MOST_ITERATIONS, TOLERANCE, precondition)
+    return conjugate_gradients(operator, pull(values), start, MOST_ITERATIONS, TOLERANCE, precondition)

@@ -20,9 +20,8 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.division import as_images, within_bounds
+from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.linear import smoothest_images
-from fedglass.attack.exact.method import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -32,13 +31,15 @@ from fedglass.attack.exact.rows import (
     row_ratios,
     with_ones,
 )
-from fedglass.attack.exact.verify import replay_update
+from fedglass.attack.exact.verify import as_images, replay_update, within_bounds
 from fedglass.attack.forward.target import network_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
 
 Combine = Callable[[Tensor], Tensor]
 """A combination of the rows of the layer.  # (h, n) -> (m, n)"""
+Part = tuple[str, UpdateMatrix, Combine, int]
+"""A part of the update that may be free of noise: its name, the part, its rows, and how many of them must agree."""
 
 VOTES = 3
 """Rows that must agree at rounding level to count, if the other rows of the layer do not."""
@@ -72,17 +73,6 @@ SAME_PART = 0.05
 """The largest residual of the part after a replay: an image at 40 dB switches units near zero."""
 
 
-@dataclass(frozen=True, eq=False)
-class _NoiseFreePart:
-    """A part of the update that may be free of noise."""
-
-    how: str
-    sent: UpdateMatrix
-    combine: Combine
-    rows: int = VOTES
-    """The number of rows that must agree."""
-
-
 @register(
     "exact",
     "weak_noise",
@@ -106,24 +96,22 @@ class WeakNoise:
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
         layer = first_dense(observation)
-        if isinstance(layer, str) or layer.bias is None or layer.bias_error is None:
-            return None
-        sent = layer.stacked()
-        for part in _noise_free_parts(observation, layer, sent):
-            solved = _solution(observation, layer, part) if _proved_rank_one(_sample(part.sent), part.rows) else None
-            if solved is not None:
-                return solved
-        return None
+        assert not isinstance(layer, str), "the method applies"
+        parts = _noise_free_parts(observation, layer, layer.stacked())
+        solutions = (
+            _solution(observation, layer, part) for part in parts if _proved_rank_one(_sample(part[1]), part[3])
+        )
+        return next((solution for solution in solutions if solution is not None), None)
 
 
-def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: UpdateMatrix) -> Iterator[_NoiseFreePart]:
+def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: UpdateMatrix) -> Iterator[Part]:
     """Yield the parts that may be free of noise, the cheapest first."""
     matrix, error = sent.matrix, sent.error
 
-    def rows_of(how: str, combine: Combine, errors: Combine, rows: int = VOTES) -> _NoiseFreePart:
+    def rows_of(how: str, combine: Combine, errors: Combine, rows: int = VOTES) -> Part:
         combined = combine(matrix)
         part = UpdateMatrix(combined, errors(error.square()).sqrt(), torch.ones_like(combined, dtype=torch.bool))
-        return _NoiseFreePart(how, part, combine, rows)
+        return how, part, combine, rows
 
     yield rows_of("sizes of all entries", torch.abs, lambda t: t)
     quiet = _rows_without_noise(layer, sent)
@@ -135,22 +123,23 @@ def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: Update
     if float(matrix.sum(0).norm()) < CANCELLED * float(matrix.norm()):
         yield rows_of("sum of all rows", lambda t: t.sum(0, keepdim=True), lambda t: t.sum(0, keepdim=True), rows=1)
     for how, cleaned in itertools.chain(_without_grid_noise(sent), _without_seeded_noise(observation, layer, sent)):
-        yield _NoiseFreePart(how, cleaned, lambda t: t)
+        yield how, cleaned, lambda t: t, VOTES
     for rows, entries in _entries_without_noise(sent):
-        yield _NoiseFreePart("entries without noise", entries, lambda t, chosen=rows: t[chosen])  # type: ignore[misc]
+        yield "entries without noise", entries, lambda t, chosen=rows: t[chosen], VOTES  # type: ignore[misc]
 
 
-def _solution(observation: Observation, layer: DenseUpdate, part: _NoiseFreePart) -> ExactSolution | None:
+def _solution(observation: Observation, layer: DenseUpdate, part: Part) -> ExactSolution | None:
     """Return the image of a part that has rank one, if a replay gives the same part."""
-    fit = _proved_rank_one(part.sent, part.rows)
+    how, sent, combine, rows = part
+    fit = _proved_rank_one(sent, rows)
     if fit is None or not bool(within_bounds(observation.knows, fit.inputs[None])[0]):
         return None
-    known_pixels = part.sent.observed.any(0)[:-1]
+    known_pixels = sent.observed.any(0)[:-1]
     if not bool(known_pixels.all()):
-        return _filled_in(observation, part, fit, known_pixels)
+        return _filled_in(observation, how, fit, known_pixels)
     images = as_images(observation.knows, fit.inputs[None])
     gradients = head_gradients(observation, layer, cut_at(observation, layer.name), fit.inputs[None])[0]  # (k, h)
-    along = cosine_similarity(part.combine(-gradients.T), fit.factors[:, None], dim=0)  # (k,)
+    along = cosine_similarity(combine(-gradients.T), fit.factors[:, None], dim=0)  # (k,)
     names = network_of(observation).names
     name = f"{layer.name}.weight" if layer.name else "weight"
     tried: list[tuple[float, Tensor]] = []
@@ -159,25 +148,22 @@ def _solution(observation: Observation, layer: DenseUpdate, part: _NoiseFreePart
         if update is None or name not in names:
             return None
         moved = update[names.index(name)].double().cpu() + layer.shrunk * layer.weight_before
-        tried.append((_replay_residual(part.combine(moved), fit, observation.knows.training is None), label))
+        tried.append((_replay_residual(combine(moved), fit, observation.knows.training is None), label))
     residual, label = min(tried, key=lambda pair: pair[0])
     if residual > SAME_PART:
         return None
-    details: Details = {"how": part.how, "rows": fit.votes, "layer_residual": fit.residual}
+    details: Details = {"how": how, "rows": fit.votes, "layer_residual": fit.residual}
     return ExactSolution(images, label, residual, True, details)
 
 
-def _filled_in(
-    observation: Observation, part: _NoiseFreePart, fit: RankOneFit, known_pixels: Tensor
-) -> ExactSolution | None:
+def _filled_in(observation: Observation, how: str, fit: RankOneFit, known_pixels: Tensor) -> ExactSolution | None:
     """Return the smoothest image with the known pixels; it is not verified, since the other pixels are a guess."""
     share = float(known_pixels.double().mean())
     if share < LEAST_KNOWN:
         return None
-    images, _ = smoothest_images(
-        observation.knows, lambda t: t.flatten(1)[:, known_pixels], fit.inputs[None, known_pixels]
-    )
-    return ExactSolution(images, torch.tensor([-1]), fit.residual, False, {"how": part.how, "share_seen": share})
+    known = fit.inputs[None, known_pixels]
+    images, _ = smoothest_images(observation.knows, lambda t: t.flatten(1)[:, known_pixels], known)
+    return ExactSolution(images, torch.tensor([-1]), fit.residual, False, {"how": how, "share_seen": share})
 
 
 def _replay_residual(predicted: Tensor, fit: RankOneFit, scaled: bool) -> float:
@@ -193,12 +179,9 @@ def _proved_rank_one(sent: UpdateMatrix, rows: int) -> RankOneFit | None:
         return None
     fit = fit_rank_one(sent)
     good = fit.scaled and fit.clean and fit.residual <= MOST_ROUNDING and fit.votes >= rows
-    return fit if good and (rows > 1 or _has_exact_bias(sent)) else None
-
-
-def _has_exact_bias(sent: UpdateMatrix) -> bool:
-    """Return True if the bias of a single row, the divisor, is precise enough."""
-    return float(sent.error[0, -1]) <= MAX_RATIO_ERROR * float(sent.matrix[0, -1].abs())
+    # The bias of a single row is the divisor, which must be precise enough.
+    divides = rows > 1 or float(sent.error[0, -1]) <= MAX_RATIO_ERROR * float(sent.matrix[0, -1].abs())
+    return fit if good and divides else None
 
 
 def _sample(sent: UpdateMatrix) -> UpdateMatrix:
@@ -289,17 +272,15 @@ def _seeded_noise(
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yield the noise of two tensors: restarted for each, one tensor after another, and all as one vector."""
 
-    def fresh() -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
-
-    one, other = (torch.randn(shapes[name], generator=fresh()) for name in names)
+    generator = torch.Generator()
+    one, other = (torch.randn(shapes[name], generator=generator.manual_seed(seed)) for name in names)
     yield "restarted for each tensor", (one, other)
-    generator = fresh()
+    generator.manual_seed(seed)
     noise_by_name = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     yield "tensor by tensor", (noise_by_name[names[0]], noise_by_name[names[1]])
-    ends = dict(zip(shapes, itertools.accumulate(shape.numel() for shape in shapes.values()), strict=True))
-    flat = torch.randn(max(ends.values()), generator=fresh())
-    one, other = (flat[ends[name] - shapes[name].numel() : ends[name]].view(shapes[name]) for name in names)
+    sizes = [shape.numel() for shape in shapes.values()]
+    flat = torch.split(torch.randn(sum(sizes), generator=generator.manual_seed(seed)), sizes)
+    one, other = (dict(zip(shapes, flat, strict=True))[name].view(shapes[name]) for name in names)
     yield "all at once", (one, other)
 
 
@@ -349,9 +330,8 @@ def _entries_without_noise(sent: UpdateMatrix) -> Iterator[tuple[Tensor, UpdateM
 
 def _majority_input(sent: UpdateMatrix, factors: Tensor, augmented: Tensor) -> Tensor:
     """Replace the columns that few entries agree with by the value that most entries give.  # (d + 1,)"""
-    few = (((sent.matrix - factors[:, None] * augmented).abs() <= AGREE_WITHIN * sent.error).sum(0) < VOTES).nonzero()[
-        :, 0
-    ]
+    agree = (sent.matrix - factors[:, None] * augmented).abs() <= AGREE_WITHIN * sent.error
+    few = (agree.sum(0) < VOTES).nonzero()[:, 0]
     strong = factors.abs().topk(min(CANDIDATES, len(factors))).indices
     guesses = sent.matrix[strong][:, few] / factors[strong, None]  # (s, c)
     misfits = (sent.matrix[:, few] - factors[:, None] * guesses[:, None]).abs()  # (s, h, c)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, head_weight, local_steps, network_of, step_length
+from fedglass.attack.forward.target import head_of, head_weight, network_of, step_length
 from fedglass.attack.images.pixels import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
@@ -130,7 +130,7 @@ def labels_from_counts(counts: Tensor, observation: Observation, generator: torc
 
 def required_steps(observation: Observation) -> int:
     """Return T, or refuse to count where it is not known."""
-    steps = local_steps(observation)
+    steps = observation.knows.local_steps
     if steps is None:
         raise refusal("Counting labels", [Fact.SIZE])
     return steps
@@ -138,15 +138,14 @@ def required_steps(observation: Observation) -> int:
 
 def raw_counts(observation: Observation, generator: torch.Generator, shares: Sequence[float], steps: int) -> Tensor:
     """Compute counts before rounding, averaged over points of the way from before (0) to after (1).  # (classes,)"""
-    p0, o0 = head_statistics(observation, generator.clone_state(), 0.0)
-    p1, o1 = head_statistics(observation, generator, 1.0)
-    return mean_counts(observation, (p0, o0), (p1, o1), shares, steps, "random images")
+    before = head_statistics(observation, generator.clone_state(), 0.0)
+    ends = before, head_statistics(observation, generator, 1.0)
+    return mean_counts(observation, ends, shares, steps, "random images")
 
 
 def mean_counts(
     observation: Observation,
-    before: tuple[Tensor, Tensor],
-    after: tuple[Tensor, Tensor],
+    ends: Iterable[tuple[Tensor, Tensor]],
     shares: Sequence[float],
     steps: int,
     images: str,
@@ -155,7 +154,7 @@ def mean_counts(
 
     # (classes,) and () at both ends -> (classes,)
     """
-    (p0, o0), (p1, o1), n = before, after, observation.knows.examples
+    ((p0, o0), (p1, o1)), n = ends, observation.knows.examples
     row = accumulated_head_gradient(observation).sum(1)  # (classes,)
     counts_by_share = [n * torch.lerp(p0, p1, s) - n * row / (steps * torch.lerp(o0, o1, s)) for s in shares]
     counts = torch.stack(counts_by_share).mean(0)
@@ -214,7 +213,7 @@ def _mean_statistics(observation: Observation, share: float, batches: Iterable[T
 
 @register("labels", "bias_counts", summary="label counts from the last layer's bias, at the weights before", paper=GENG)
 @dataclass(frozen=True)
-class BiasCounts:
+class BiasCounts(Counts):
     """N_k = N (p_k - b_k), b the mean gradient of the last layer's bias and p the mean softmax at the weights before.
 
     For softmax and cross entropy b_k is the mean of p_k(x_j) - [y_j = k], without the hidden activations that
@@ -223,10 +222,7 @@ class BiasCounts:
     a guessed impact of one example instead, and miscounts where the network's softmax is even: it is not followed.
     """
 
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
-
     def check(self, observation: Observation) -> None:
-        """Refuse what `bind` would refuse of this network, without its work."""
         mean_bias_gradient(observation)
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -257,7 +253,7 @@ MA = (
 
 @register("labels", "instance_counts", summary="label counts from the last layer's weights and bias (iLRG)", paper=MA)
 @dataclass(frozen=True)
-class InstanceCounts:
+class InstanceCounts(BiasCounts):
     """Counts n that solve sum_j n_j = N and sum_j p_j[i] n_j - n_i = N b_i for every class i [Ma et al., 2023].
 
     b is the mean gradient of the last layer's bias and G that of its weights; e_j = G_j / b_j estimates the features
@@ -265,12 +261,6 @@ class InstanceCounts:
     then rounded to the right sum: the release's rounding is wrong where the rounded counts add up to less. Of several
     local steps the mean is taken for one gradient.
     """
-
-    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.SIZE})
-
-    def check(self, observation: Observation) -> None:
-        """Refuse what `bind` would refuse of this network, without its work."""
-        mean_bias_gradient(observation)
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         n, bias_gradient = observation.knows.examples, mean_bias_gradient(observation)
@@ -303,8 +293,7 @@ def solve_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tenso
     tensor([1., 1., 0.], dtype=torch.float64)
     """
     classes = len(answers)
-    total = torch.ones(1, classes, dtype=answers.dtype, device=answers.device)
-    rows = torch.cat([total, answers.T - torch.eye(classes, dtype=answers.dtype, device=answers.device)])
+    rows = torch.cat([answers.new_ones(1, classes), answers.T - torch.eye(classes).to(answers)])
     right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
     counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
     return counts.clamp(min=0).to(answers.device)
@@ -323,7 +312,12 @@ class OwnCounts(Counts):
         contribution = observation.own
         if contribution is None or not len(contribution.labels):
             return InterpolatedCounts().bind(observation, generator)
-        return labels_from_counts(counts_by_own_images(contribution.images, observation), observation, generator)
+        steps = required_steps(observation)
+        inputs = observation.knows.whitening.whiten(contribution.images.to(like(observation)))
+        ends = [_mean_statistics(observation, share, [inputs]) for share in (0.0, 1.0)]
+        shares = [i / steps for i in range(steps)]
+        counts = mean_counts(observation, ends, shares, steps, "the adversary's own images")
+        return labels_from_counts(counts, observation, generator)
 
 
 @register("labels", "last_layer", summary="instance_counts where the last layer has a bias, else own_counts")
@@ -335,12 +329,3 @@ class LastLayerCounts(Counts):
         _, bias = head_of(observation, network_of(observation))
         part = OwnCounts() if bias is None else InstanceCounts()
         return part.bind(observation, generator)
-
-
-def counts_by_own_images(images: Tensor, observation: Observation) -> Tensor:
-    """Return the mean of N p - N dW / (T O) over the way from the weights before to those after.  # (classes,)"""
-    steps = required_steps(observation)
-    inputs = observation.knows.whitening.whiten(images.to(like(observation)))
-    before, after = (_mean_statistics(observation, share, [inputs]) for share in (0.0, 1.0))
-    shares = [i / steps for i in range(steps)]
-    return mean_counts(observation, before, after, shares, steps, "the adversary's own images")

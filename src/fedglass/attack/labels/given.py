@@ -115,16 +115,12 @@ def _check_batches(batches: Sequence[Sequence[int]], training: Training, example
             )
     epochs = [Counter(labels) for labels in _epochs(batches, len(sizes))]
     # The labels of a shorter epoch must be among those of the first.
-    other = next((i for i, counts in enumerate(epochs, start=1) if not _agree(counts, epochs[0])), None)
-    if other is not None:
-        raise UsageError(
-            f"The adversary is told other labels in epoch {other} than in epoch 1, but each epoch takes all examples: "
-            "correct the labels of the batches."
-        )
-
-
-def _agree(counts: Counter[int], first: Counter[int]) -> bool:
-    return counts == first if counts.total() == first.total() else counts <= first
+    for number, counts in enumerate(epochs, start=1):
+        if not counts <= epochs[0]:
+            raise UsageError(
+                f"The adversary is told other labels in epoch {number} than in epoch 1, but each epoch takes all "
+                "examples: correct the labels of the batches."
+            )
 
 
 def _check_classes(labels: Tensor, observation: Observation) -> None:

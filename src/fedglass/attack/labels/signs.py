@@ -8,7 +8,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from fedglass.attack.forward.target import head_gradient, head_of, is_gradient, network_of
 from fedglass.attack.labels.counts import head_statistics, is_clipped, round_to_sum, unsmoothed
+from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
@@ -51,14 +52,12 @@ def labels_in_order(order: Tensor, observation: Observation, generator: torch.Ge
     n = observation.knows.examples
     distinct = order.repeat(-(-n // len(order)))[:n]  # more examples than classes: the same order is repeated
     if n == 1:
-        return Bound((), lambda tensors: distinct)
+        return fixed_labels(distinct)
     counts = believable_counts(observation, generator)
     if counts is None:
-        return Bound((), lambda tensors: distinct, notes=(TAKEN_AS_DISTINCT,))
-    if int(counts.max()) < 2:
-        return Bound((), lambda tensors: distinct)
+        return replace(fixed_labels(distinct), notes=(TAKEN_AS_DISTINCT,))
     repeated = torch.repeat_interleave(order, counts.to(order.device)[order])
-    return Bound((), lambda tensors: repeated)
+    return fixed_labels(distinct if int(counts.max()) < 2 else repeated)
 
 
 def believable_counts(observation: Observation, generator: torch.Generator) -> Tensor | None:
