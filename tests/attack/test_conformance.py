@@ -23,8 +23,14 @@ import fedglass.attack
 from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
-from fedglass.attack.forward.gradients import AlongSegment, ObservedResidual, OneGradient, OnSegment, RepeatedGradient
-from fedglass.attack.forward.statistics import BesideStatistics
+from fedglass.attack.forward.gradients import (
+    AlongSegment,
+    BesideStatistics,
+    ObservedResidual,
+    OneGradient,
+    OnSegment,
+    RepeatedGradient,
+)
 from fedglass.attack.forward.through import (
     OneClient,
     SoftMedian,
@@ -34,8 +40,7 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
-from fedglass.attack.images.generator import GeneratorWeights
-from fedglass.attack.images.latent import Latent, OwnDecoder, StoredDecoder
+from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
@@ -63,8 +68,7 @@ from fedglass.attack.refine.masked_diffusion import (
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.attack.search import SearchByOwnImages
-from fedglass.attack.solvers.adam import Adam, LookaheadAdam, QuantisedAdam, SignedAdam
-from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.adam import LBFGS, Adam, LookaheadAdam, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.schedules import (
     Constant,
     CosineDecay,
