@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.best_of import AnyAttack, Guess, Guesses
+from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses
 from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
@@ -36,12 +36,12 @@ class _OthersOnly(Guesses[AnyAttack]):
     def others(self, observation: Observation) -> Observation:
         """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         others, contribution = self.others(observation), observation.own
         if contribution is None or others is observation:
-            return [Guess(attack, observation)]
+            return [GuessedRun(attack, observation)]
         known_images = observation.knows.examples - others.knows.examples
-        return [Guess(attack, others, partial(append_own_images, contribution=contribution), known_images)]
+        return [GuessedRun(attack, others, partial(append_own_images, contribution=contribution), known_images)]
 
 
 @dataclass(frozen=True)

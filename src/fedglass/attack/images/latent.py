@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -141,26 +141,9 @@ def _activated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return F.leaky_relu(F.batch_norm(x, None, None, scale, shift, training=True), SLOPE)
 
 
-class Decoder(Protocol):
-    """An autoencoder as a value, without its weights."""
-
-    @property
-    def words(self) -> str:
-        """The training data as text, for the threat model."""
-        ...
-
-    def latent_shape(self, knows: Knowledge) -> Shape:
-        """Return the shape of one code, without the work of `network`; refuse images of another shape."""
-        ...
-
-    def network(self, observation: Observation) -> LatentSpace:
-        """Return the network, which is shared and must not be changed."""
-        ...
-
-
 @dataclass(frozen=True)
 class StoredDecoder:
-    """The autoencoder of a folder, with a digest of the folder's contents."""
+    """The autoencoder of a folder as a value, without its weights but with a digest of the folder's contents."""
 
     name: str
     digest: str
@@ -168,9 +151,11 @@ class StoredDecoder:
 
     @property
     def words(self) -> str:
+        """The training data as text, for the threat model."""
         return f"an autoencoder that was trained on {self.trained_on}"
 
     def latent_shape(self, knows: Knowledge) -> Shape:
+        """Return the shape of one code, without the work of `network`; refuse images of another shape."""
         network = self._load()
         if network.shape != knows.shape:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
@@ -181,6 +166,7 @@ class StoredDecoder:
         return network.latent_shape
 
     def network(self, observation: Observation) -> LatentSpace:
+        """Return the network, which is shared and must not be changed."""
         return self._load()
 
     def _load(self) -> LatentSpace:
@@ -222,12 +208,11 @@ class OwnDecoder:
     def network(self, observation: Observation) -> LatentSpace:
         if observation.own is None:
             raise refusal("OwnDecoder", self.needs)
-        knows, pixels = observation.knows, observation.own.images.detach().cpu().float()
-        images = 2 * (pixels - knows.low) / (knows.high - knows.low) - 1
-        return _taught(self, _Examples(images))
+        pixels = observation.own.images.detach().cpu().float()
+        return _taught(self, _Examples(_signed(pixels, observation.knows)))
 
 
-def decoder_named(name: str) -> Decoder:
+def decoder_named(name: str) -> StoredDecoder | OwnDecoder:
     """Return the decoder `own`, or that of the autoencoder in a folder."""
     if name == OWN:
         return OwnDecoder()
@@ -302,7 +287,7 @@ class Latent:
     no code decodes to them: a decoder that cannot draw the private images does not protect them.
     """
 
-    decoder: Decoder
+    decoder: StoredDecoder | OwnDecoder
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         knows, kind = observation.knows, like(observation)
@@ -341,4 +326,5 @@ def _pixels(signed: Tensor, knows: Knowledge) -> Tensor:
 
 
 def _signed(pixels: Tensor, knows: Knowledge) -> Tensor:
+    """Map the bounds of the pixels to the network's [-1, 1]."""
     return 2 * (pixels - knows.low) / (knows.high - knows.low) - 1
