@@ -61,10 +61,8 @@ from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Probl
 from fedglass.attack.refine.masked_diffusion import (
     Flattening,
     MaskedDiffusion,
-    NoiseLevel,
     OracleEpoch,
     StartSearch,
-    WhiteStart,
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.attack.search import SearchByOwnImages
@@ -269,10 +267,10 @@ REFINEMENTS = [
     DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
-    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, WhiteStart()), steps=2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, Flattening(over=1)), steps=2),
     MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
 ]
-STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
+STOPPINGS = [Flattening(), Flattening(over=3), OracleEpoch(4)]
 SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 CLIENTS: list[AcceptedClients] = [AllClients(), AllOthers(), OneOther(), SomeOthers()]

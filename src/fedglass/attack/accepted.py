@@ -115,7 +115,9 @@ class GuessAccepted(Guesses[AnyAttack]):
     def check(self, options: list[GuessedRun]) -> None:
         super().check(options[:1])
 
-    def select(self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress) -> list[GuessedRun]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if len(options) == 1:
             return options
         keep = max(4, len(options) // 4)

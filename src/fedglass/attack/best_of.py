@@ -115,7 +115,9 @@ class Guesses(ABC, Generic[A]):
         for guess in options:
             guess.attack.check(guess.observation)
 
-    def select(self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress) -> list[GuessedRun]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         """Return the guesses under which the attack is run to its end: all, unless short trials leave some out."""
         return options
 
@@ -187,7 +189,9 @@ class BestOf(Generic[A]):
         return replace(self, attack=cast("A", change(self.attack)))
 
 
-def lowest_energies(guesses: list[GuessedRun], share: float, keep: int, seed: int, progress: Progress) -> list[GuessedRun]:
+def lowest_energies(
+    guesses: list[GuessedRun], share: float, keep: int, seed: int, progress: Progress
+) -> list[GuessedRun]:
     """Run each guess with a share of its iterations, and return the guesses of lowest energy, the lowest first."""
     energies = []
     for i, guess in enumerate(guesses):
@@ -288,7 +292,9 @@ class GuessRule(Guesses[AttacksByRule]):
     def check(self, options: list[GuessedRun]) -> None:
         """Do nothing more: `options` has checked every attack."""
 
-    def select(self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress) -> list[GuessedRun]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if self.finalists is None or len(options) <= self.finalists:
             return options
         return lowest_energies(options, self.share, self.finalists, seed, progress)

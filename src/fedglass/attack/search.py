@@ -60,7 +60,9 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         self.probe.check(options[0].observation)
         super().check(options[:1])
 
-    def select(self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress) -> list[GuessedRun]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if _nothing_unknown(observation):
             return options[:1]
         trials = self._search(observation, seed, progress)
@@ -77,7 +79,9 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         self, attack: AnyAttack, observation: Observation, pair: tuple[float, int], trials: tuple[Trial, ...] = ()
     ) -> GuessedRun:
         supposed = with_rate_and_examples(observation, *pair)
-        return GuessedRun(attack, supposed, lambda run: replace(run, supposed=full_batch_training(supposed), tried=trials))
+        return GuessedRun(
+            attack, supposed, lambda run: replace(run, supposed=full_batch_training(supposed), tried=trials)
+        )
 
     def shortened(self, share: float) -> SearchByOwnImages:
         return replace(self, probe=self.probe.shortened(share))
