@@ -32,6 +32,8 @@ class _OthersOnly(Guesses[AnyAttack]):
     There is one guess, which leaves a message as it is that contains nothing of the adversary's own.
     """
 
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
     @abstractmethod
     def others(self, observation: Observation) -> Observation:
         """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
@@ -53,8 +55,6 @@ class SubtractOwnUpdate(_OthersOnly):
     the message is attacked as it is.
     """
 
-    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
-
     def others(self, observation: Observation) -> Observation:
         return without_own_update(observation)
 
@@ -66,8 +66,6 @@ class KeepOwnUpdate(_OthersOnly):
     For rules other than the mean, from which an update cannot be subtracted, and for a client that sent poison: no
     images are sought for its own update. The attack's operator takes it from the observation, see `Through`.
     """
-
-    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
     def others(self, observation: Observation) -> Observation:
         contribution = observation.own

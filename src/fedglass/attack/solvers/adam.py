@@ -44,24 +44,28 @@ class AdamOptions(ABC):
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return run_to_end(self.steps(problem, progress))
 
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
+        return descend(self, problem, progress, self.direction)
+
     @abstractmethod
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        """Return the tensors that Adam takes instead of the gradients."""
 
 
 @dataclass(frozen=True)
 class Adam(AdamOptions):
     """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return gradients
 
 
 @dataclass(frozen=True)
 class SignedAdam(AdamOptions):
     """Adam on the signs of the gradient's entries [Geiping et al., 2020]."""
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return [torch.sign(g) for g in gradients]
 
 
 DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -179,10 +183,7 @@ class LookaheadAdam(AdamOptions):
         if not 0 <= self.blend <= 1:
             raise UsageError(f"solver.blend must be between 0 and 1, got {self.blend:g}.")
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, self._blended)
-
-    def _blended(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
         signs = [torch.sign(g) for g in gradients]
         signs_ahead = [torch.sign(g) for g in elsewhere([-self.rate * s for s in signs])]
         return [torch.lerp(a, b, self.blend) for a, b in zip(signs, signs_ahead, strict=True)]
@@ -198,12 +199,8 @@ class QuantisedAdam(AdamOptions):
     out.
     """
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, _quantised)
-
-
-def _quantised(gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
-    return [quantised(g) for g in gradients]
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return [quantised(g) for g in gradients]
 
 
 def quantised(gradient: Tensor) -> Tensor:
