@@ -21,7 +21,6 @@ from fedglass.attack.images.pixels import like, whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.identity import of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation, Unknown
 from fedglass.diffusion.autoencoders import LatentSpace, ThreeLayers, lesson_of, settled
@@ -208,8 +207,8 @@ class OwnDecoder:
     def network(self, observation: Observation) -> LatentSpace:
         if observation.own is None:
             raise refusal("OwnDecoder", self.needs)
-        pixels = observation.own.images.detach().cpu().float()
-        return _taught(self, _Examples(_signed(pixels, observation.knows)))
+        images = _signed(observation.own.images.detach().cpu().float(), observation.knows)
+        return _taught(self, images.numpy().tobytes(), tuple(images.shape))
 
 
 def decoder_named(name: str) -> StoredDecoder | OwnDecoder:
@@ -225,19 +224,6 @@ def located_decoder(name: str, folder: Path) -> str:
     return name if name in (OWN, NONE) else str(folder / Path(name).expanduser())
 
 
-class _Examples:
-    """Images that are equal if their pixels are, so that no network is trained twice on the same ones."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images, self.name = images, of_tensor(images)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Examples) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[LatentSpace, str]:
     where, trained_on = network_folder(Path(name), AUTOENCODER), Path(name) / TRAINED_ON
@@ -251,11 +237,12 @@ def _loaded(name: str) -> tuple[LatentSpace, str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
-    """Train a network on the examples alone; nothing else goes in but the seed."""
+def _taught(spec: OwnDecoder, pixels: bytes, shape: tuple[int, ...]) -> LatentSpace:
+    """Train a network on the examples alone; nothing else goes in but the seed. None is trained twice on the same."""
     course = replace(OWN_COURSE, steps=spec.steps, seed=spec.seed)
-    channels, height, width = examples.images.shape[1:]
-    images = augmented(examples.images, stream(spec.seed, "copies"))
+    _, channels, height, width = shape
+    examples = torch.frombuffer(bytearray(pixels), dtype=torch.float32).view(shape)
+    images = augmented(examples, stream(spec.seed, "copies"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
