@@ -33,8 +33,7 @@ from fedglass.attack.parts import (
     no_progress,
     run_to_end,
 )
-from fedglass.attack.solvers.adam import Adam, SignedAdam
-from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.adam import LBFGS, Adam, SignedAdam
 from fedglass.attack.solvers.schedules import Lowest
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.priors import TotalVariation

@@ -23,8 +23,14 @@ import fedglass.attack
 from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
-from fedglass.attack.forward.gradients import AlongSegment, ObservedResidual, OneGradient, OnSegment, RepeatedGradient
-from fedglass.attack.forward.statistics import BesideStatistics
+from fedglass.attack.forward.gradients import (
+    AlongSegment,
+    BesideStatistics,
+    ObservedResidual,
+    OneGradient,
+    OnSegment,
+    RepeatedGradient,
+)
 from fedglass.attack.forward.through import (
     OneClient,
     SoftMedian,
@@ -34,8 +40,7 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
-from fedglass.attack.images.generator import GeneratorWeights
-from fedglass.attack.images.latent import Latent, OwnDecoder, StoredDecoder
+from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
 from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
@@ -56,15 +61,12 @@ from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Probl
 from fedglass.attack.refine.masked_diffusion import (
     Flattening,
     MaskedDiffusion,
-    NoiseLevel,
     OracleEpoch,
     StartSearch,
-    WhiteStart,
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.attack.search import SearchByOwnImages
-from fedglass.attack.solvers.adam import Adam, LookaheadAdam, QuantisedAdam, SignedAdam
-from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.adam import LBFGS, Adam, LookaheadAdam, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.schedules import (
     Constant,
     CosineDecay,
@@ -265,10 +267,10 @@ REFINEMENTS = [
     DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
-    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, WhiteStart()), steps=2),
+    MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, Flattening(over=1)), steps=2),
     MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
 ]
-STOPPINGS = [NoiseLevel(), NoiseLevel(factor=2.0), Flattening(over=3), WhiteStart(), OracleEpoch(4)]
+STOPPINGS = [Flattening(), Flattening(over=3), OracleEpoch(4)]
 SEARCHES = [StartSearch(9, 0.01, stopping) for stopping in STOPPINGS]
 STAGE = Stage(Unroll(), EpochPixels(), Cosine() + 0.1 * TotalVariation(), Adam(iterations=2))
 CLIENTS: list[AcceptedClients] = [AllClients(), AllOthers(), OneOther(), SomeOthers()]

@@ -22,7 +22,7 @@ from fedglass.core.facts import Fact
 from fedglass.core.optimisers import Adam
 from fedglass.core.registry import built_in
 from fedglass.core.types import Training
-from fedglass.defend.soteria import Soteria
+from fedglass.defend.pruning import Soteria
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.plan.compile import compile_plan

@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from torch import Tensor
 
-from fedglass.bounds import adversaries as candidates
-from fedglass.bounds.adversaries import centred_gram, simulated_success
+from fedglass.bounds import mechanisms as candidates
+from fedglass.bounds.mechanisms import centred_gram, simulated_success
 from fedglass.bounds.success import gdp_success
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream

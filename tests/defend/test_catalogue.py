@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedglass.core.errors import UsageError
-from fedglass.core.registry import built_in
+from fedglass.core.registry import built_in, summaries
 from fedglass.core.rng import stream
-from fedglass.defend import defence, names
+from fedglass.defend import defence
 from fedglass.fl.local import Step
 from fedglass.fl.release import Outgoing
 
@@ -39,7 +39,7 @@ def test_each_is_one_kind_of_part_and_runs(name: str, step: Step) -> None:
 
 
 def test_every_defence_has_a_summary_and_a_source() -> None:
-    assert list(names()) == list(DEFENCES)
+    assert list(summaries("defences")) == list(DEFENCES)
     assert all(entry.summary and "http" in entry.paper for entry in DEFENCES.values())
 
 

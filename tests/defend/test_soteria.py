@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.types import BatchNorm
-from fedglass.defend.soteria import Soteria, SoteriaReleased, representation
+from fedglass.defend.pruning import Soteria, SoteriaReleased, representation
 from fedglass.fl.local import GradientFn, MeanGradient, Step
 
 HEAD = 4

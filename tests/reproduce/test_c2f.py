@@ -17,8 +17,7 @@ from fedglass.core.rng import stream
 from fedglass.defend.accounting import Mechanism, gaussian_epsilon
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.outpost import Outpost
-from fedglass.defend.pruning import MagnitudePruning
-from fedglass.defend.soteria import Soteria
+from fedglass.defend.pruning import MagnitudePruning, Soteria
 from fedglass.fl.release import AsIs, Chain
 from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthogonal, Transfer

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from fedglass.attack.best_of import AnyAttack, Guess, Guesses, lowest_energies
+from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses, lowest_energies
 from fedglass.attack.participant import check_not_echo
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
@@ -100,7 +100,7 @@ class GuessAccepted(Guesses[AnyAttack]):
                 f"kept.share must be above 0 and at most 1, kept.most at least 1, got {self.share} and {self.most}."
             )
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         check_not_echo(observation)
         present = observation.knows.present
         if present is not None:
@@ -112,10 +112,12 @@ class GuessAccepted(Guesses[AnyAttack]):
             )
         return [self._guess(attack, observation, None)]
 
-    def check(self, options: list[Guess]) -> None:
+    def check(self, options: list[GuessedRun]) -> None:
         super().check(options[:1])
 
-    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if len(options) == 1:
             return options
         keep = max(4, len(options) // 4)
@@ -123,7 +125,7 @@ class GuessAccepted(Guesses[AnyAttack]):
         likely = [guess for guess in options if guess in best]
         return lowest_energies(likely, self.share, 1, seed, progress_part(progress, 1, 2))
 
-    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> GuessedRun:
         """Return the guess of the reconstruction, or one that fits the number of images where that differs.
 
         The adversary's own images come last, where they are among them.
@@ -144,13 +146,13 @@ class GuessAccepted(Guesses[AnyAttack]):
         accepted = next((c for c in fitting if c.own == with_own), fitting[0])
         return self._guess(attack, observation, accepted)
 
-    def _guess(self, attack: AnyAttack, observation: Observation, accepted: Accepted | None) -> Guess:
+    def _guess(self, attack: AnyAttack, observation: Observation, accepted: Accepted | None) -> GuessedRun:
         supposed = self._suppose(observation, accepted)
 
         def note(run: Reconstruction) -> Reconstruction:
             return replace(run, kept=accepted, grouping=() if self.mean else _grouping(supposed, run))
 
-        return Guess(attack, supposed, note, value=accepted)
+        return GuessedRun(attack, supposed, note, value=accepted)
 
     def _distinct(self, observation: Observation, present: tuple[int, ...]) -> list[Accepted]:
         """Return the first `most` sets of clients that the message can tell apart."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,6 +38,7 @@ from fedglass.attack.parts import (
 from fedglass.attack.stages import (
     EachRound,
     MeanOverRounds,
+    Run,
     labels_of_rounds,
     progress_part,
     run_all_starts,
@@ -50,8 +50,11 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import check_update, check_weights
-from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction, Unknown
+from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction
 from fedglass.fl.trajectory import per_epoch
+
+if TYPE_CHECKING:
+    from fedglass.attack.best_of import AnyAttack
 
 TRACE_POINTS = 200
 """The most energies of a run that are stored for its curve."""
@@ -91,7 +94,7 @@ class Attack:
     restarts: int = 1
     halving: bool = field(default=False, metadata=LATER)
     """Whether the half of the starts with the higher energy is stopped on the way, twice."""
-    start: Starter | None = field(default=None, metadata=LATER)
+    start: AnyAttack | None = field(default=None, metadata=LATER)
     """An attack, such as `exact`: the first start begins with its images, and at random where it reads none."""
 
     def __post_init__(self) -> None:
@@ -116,7 +119,7 @@ class Attack:
         check_observation(observation)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
-        run = partial(self._steps, self._bound(observation, seeds[0]))
+        run = self._bind(observation, seeds[0])
         best = (run_halving_starts if self.halving else run_all_starts)(run, seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
@@ -160,12 +163,9 @@ class Attack:
         The operator's own unknowns have their final values in `like`. The audit calls this with the truth: a search
         cannot find images that its unknowns cannot represent.  # pixels (n, c, h, w), labels (n,)
         """
-        return self._energy_at(observation, self._nearest(observation, pixels, labels), like)
-
-    def _nearest(self, observation: Observation, pixels: Tensor, labels: Tensor) -> Candidate:
-        """Return the representable images that are nearest to the given ones."""
         bound = self._representation(observation)
-        return Candidate(bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels))), labels)
+        nearest = bound.nearest(_in_each_epoch(bound, observation.knows.whitening.whiten(pixels)))
+        return self._energy_at(observation, Candidate(nearest, labels), like)
 
     def _refined(self, observation: Observation, raw: Reconstruction, seed: int, progress: Progress) -> Reconstruction:
         """Apply one refinement after another, and compute how well the images still explain the message."""
@@ -191,63 +191,39 @@ class Attack:
         unknowns = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(stage, observation, forward)(candidate, unknowns, 1.0).detach())
 
-    def _bound(self, observation: Observation, seed: int) -> _Bound:
-        """Bind what is the same for all starts, and make the images that the start of this seed begins with."""
+    def _bind(self, observation: Observation, first_seed: int) -> Run:
+        """Bind what is the same for all starts, and return the run from the start of a seed.
+
+        The start of the first seed begins with the images of `start`, where there are some.
+        """
         # All operators first: a refusal of the last one must not wait until the first one has run for minutes.
         stages = self._stages(observation)
         forwards = [stage.forward.bind(observation) for stage in stages]
-        begin = {} if self.start is None else {seed: self.start.run(observation, seed)}
-        return _Bound(observation, stages, forwards, _labels_by_seed(self.labels, observation), begin)
+        begin = {} if self.start is None else {first_seed: self.start.run(observation, first_seed)}
+        labels_of = _labels_by_seed(self.labels, observation)
 
-    def _steps(self, bound: _Bound, seed: int, progress: Progress) -> PausableRun[Reconstruction]:
-        """Run from one start."""
-        observation, labels, stages = bound.observation, bound.labels(seed), len(bound.stages)
-        label_start = [u.start for u in labels.unknowns]
-        images = _begun(observation, bound.begin.get(seed), labels.decode(label_start), stream(seed, "images", 0))
-        notes = list(labels.notes)
-        for i, (stage, forward) in enumerate(zip(bound.stages, bound.forwards, strict=True)):
-            unknown = stage.images.bind(observation, stream(seed, "images", i), images)
-            label_unknowns = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
-            problem = _problem(stage, observation, forward, unknown, Bound(label_unknowns, labels.decode))
-            solution = yield from _staged(stage.solver, problem, progress_part(progress, i, stages), i, stages)
-            of_images, of_labels, of_forward = _split(solution.tensors, unknown.unknowns, label_unknowns)
-            images = unknown.decode(of_images).detach()
-            label_start = list(of_labels)
-            notes += [] if solution.finite else ["non-finite"]
-        assert images is not None, "an attack has at least one stage"
-        ends = {u.name: t.detach() for u, t in zip(forward.unknowns, of_forward, strict=True)}
-        return self._reconstruction(observation, images, labels.decode(label_start).detach(), solution, ends, notes)
+        def run(seed: int, progress: Progress) -> PausableRun[Reconstruction]:
+            labels = labels_of(seed)
+            label_start: Sequence[Tensor] = [u.start for u in labels.unknowns]
+            images = _begun(observation, begin.get(seed), labels.decode(label_start), stream(seed, "images", 0))
+            notes = labels.notes
+            for i, (stage, forward) in enumerate(zip(stages, forwards, strict=True)):
+                unknown = stage.images.bind(observation, stream(seed, "images", i), images)
+                moving = tuple(replace(u, start=s) for s, u in zip(label_start, labels.unknowns, strict=True))
+                a, b = len(unknown.unknowns), len(unknown.unknowns) + len(moving)
+                problem = _problem(stage, observation, forward, unknown, Bound(moving, labels.decode))
+                part = progress_part(progress, i, len(stages))
+                solution = yield from _staged(stage.solver, problem, part, i, len(stages))
+                images = unknown.decode(solution.tensors[:a]).detach()
+                label_start = solution.tensors[a:b]
+                notes += () if solution.finite else ("non-finite",)
+            assert images is not None, "an attack has at least one stage"
+            ends = {u.name: t.detach() for u, t in zip(forward.unknowns, solution.tensors[b:], strict=True)}
+            pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
+            final_labels = _hard(labels.decode(label_start).detach())
+            return Reconstruction(pixels, final_labels, solution.energy, _thin(solution.trace), notes, ends)
 
-    def _reconstruction(
-        self,
-        observation: Observation,
-        images: Tensor,
-        labels: Tensor,
-        solution: Solution,
-        unknowns: Mapping[str, Tensor],
-        notes: Sequence[str],
-    ) -> Reconstruction:
-        pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
-        return Reconstruction(pixels, _hard(labels), solution.energy, _thin(solution.trace), tuple(notes), unknowns)
-
-
-@dataclass(frozen=True, eq=False)
-class _Bound:
-    """The parts of an attack, bound to a message: what is the same for all starts."""
-
-    observation: Observation
-    stages: Sequence[Stage]
-    forwards: Sequence[BoundForward]
-    labels: Callable[[int], Bound]
-    """The labels of a start, by its seed."""
-    begin: Mapping[int, Reconstruction]
-    """The images that a start begins with, by its seed, where there are some."""
-
-
-class Starter(Protocol):
-    """Another attack, which gives an attack images to begin with."""
-
-    def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction: ...
+        return run
 
 
 def _begun(
@@ -349,10 +325,9 @@ def check_counted(observation: Observation) -> None:
         raise refusal("The attack", [Fact.EXAMPLES])
 
 
-_Energy = Callable[[Candidate, Sequence[Tensor], float], Tensor]
-
-
-def _energy(stage: Stage, observation: Observation, forward: BoundForward) -> _Energy:
+def _energy(
+    stage: Stage, observation: Observation, forward: BoundForward
+) -> Callable[[Candidate, Sequence[Tensor], float], Tensor]:
     """Return the objective as a function of candidate, operator's unknowns and progress."""
     objective = stage.objective.bind(binding_of(forward, observation.knows))
 
@@ -385,14 +360,6 @@ def _in_each_epoch(bound: Bound, images: Tensor) -> Tensor:
     """Repeat the images for each epoch that the unknowns have.  # (n, c, h, w) -> (epochs, n, c, h, w)"""
     epochs = len(bound.decode([u.start for u in bound.unknowns]))
     return images.expand(epochs, *images.shape)
-
-
-def _split(
-    tensors: Sequence[Tensor], images: Sequence[Unknown], labels: Sequence[Unknown]
-) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    a = len(images)
-    b = a + len(labels)
-    return tensors[:a], tensors[a:b], tensors[b:]
 
 
 def _thin(trace: Tensor) -> tuple[float, ...]:

@@ -90,7 +90,7 @@ def unchanged(reconstruction: Reconstruction) -> Reconstruction:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class GuessedRun:
     """One guess: the attack that is run under it, and the message as this attack sees it."""
 
     attack: AnyAttack
@@ -107,19 +107,21 @@ class Guesses(ABC, Generic[A]):
     """Guesses of the adversary about a message."""
 
     @abstractmethod
-    def options(self, attack: A, observation: Observation) -> list[Guess]:
+    def options(self, attack: A, observation: Observation) -> list[GuessedRun]:
         """Return all guesses that are possible, at least one."""
 
-    def check(self, options: list[Guess]) -> None:
+    def check(self, options: list[GuessedRun]) -> None:
         """Refuse what a run would refuse, without its work."""
         for guess in options:
             guess.attack.check(guess.observation)
 
-    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         """Return the guesses under which the attack is run to its end: all, unless short trials leave some out."""
         return options
 
-    def recall(self, attack: A, observation: Observation, like: Reconstruction) -> Guess:
+    def recall(self, attack: A, observation: Observation, like: Reconstruction) -> GuessedRun:
         """Return the guess that a reconstruction was made under. Its images may be others, which are to be judged."""
         return self.options(attack, observation)[0]
 
@@ -177,7 +179,7 @@ class BestOf(Generic[A]):
         """Return the same attack, which refines the images that it returns, and not those of trials."""
         return self._with_attack(lambda attack: refined_by(attack, parts))
 
-    def _options(self, observation: Observation) -> list[Guess]:
+    def _options(self, observation: Observation) -> list[GuessedRun]:
         check_needs(self.guesses, observation)
         return self.guesses.options(self.attack, observation)
 
@@ -187,7 +189,9 @@ class BestOf(Generic[A]):
         return replace(self, attack=cast("A", change(self.attack)))
 
 
-def lowest_energies(guesses: list[Guess], share: float, keep: int, seed: int, progress: Progress) -> list[Guess]:
+def lowest_energies(
+    guesses: list[GuessedRun], share: float, keep: int, seed: int, progress: Progress
+) -> list[GuessedRun]:
     """Run each guess with a share of its iterations, and return the guesses of lowest energy, the lowest first."""
     energies = []
     for i, guess in enumerate(guesses):
@@ -208,17 +212,17 @@ class GuessEpochs(Guesses[AnyAttack]):
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.STEPS, Fact.LR})
     supplies: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.STEPS, Fact.LR, Fact.SIZE})
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         check_needs(attack, observation, self.supplies)
         return [self._guess(attack, observation, training) for training in possible_trainings(observation)]
 
-    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> GuessedRun:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no training: give one that this attack returned.")
         return self._guess(attack, observation, like.supposed)
 
-    def _guess(self, attack: AnyAttack, observation: Observation, training: Training) -> Guess:
-        return Guess(attack, with_training(observation, training), lambda run: replace(run, supposed=training))
+    def _guess(self, attack: AnyAttack, observation: Observation, training: Training) -> GuessedRun:
+        return GuessedRun(attack, with_training(observation, training), lambda run: replace(run, supposed=training))
 
 
 def possible_trainings(observation: Observation) -> list[Training]:
@@ -273,8 +277,8 @@ class GuessRule(Guesses[AttacksByRule]):
                 f"{self.share}."
             )
 
-    def options(self, attack: AttacksByRule, observation: Observation) -> list[Guess]:
-        possible, refusals = list[Guess](), list[UsageError]()
+    def options(self, attack: AttacksByRule, observation: Observation) -> list[GuessedRun]:
+        possible, refusals = list[GuessedRun](), list[UsageError]()
         for rule, supposing in attack:
             try:
                 supposing.check(observation)
@@ -285,19 +289,21 @@ class GuessRule(Guesses[AttacksByRule]):
             raise refusals[0]
         return possible
 
-    def check(self, options: list[Guess]) -> None:
+    def check(self, options: list[GuessedRun]) -> None:
         """Do nothing more: `options` has checked every attack."""
 
-    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if self.finalists is None or len(options) <= self.finalists:
             return options
         return lowest_energies(options, self.share, self.finalists, seed, progress)
 
-    def recall(self, attack: AttacksByRule, observation: Observation, like: Reconstruction) -> Guess:
+    def recall(self, attack: AttacksByRule, observation: Observation, like: Reconstruction) -> GuessedRun:
         attacks = dict(attack)
         if like.rule not in attacks:
             raise UsageError("The reconstruction supposes none of these rules: give one that this attack returned.")
         return self._guess(attacks[like.rule], observation, like.rule)
 
-    def _guess(self, attack: AnyAttack, observation: Observation, rule: str) -> Guess:
-        return Guess(attack, observation, lambda run: replace(run, rule=rule), value=rule)
+    def _guess(self, attack: AnyAttack, observation: Observation, rule: str) -> GuessedRun:
+        return GuessedRun(attack, observation, lambda run: replace(run, rule=rule), value=rule)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -85,14 +85,9 @@ def inventory() -> list[PartSummary]:
     return [
         _summary(kind, part)
         for kind, package in PACKAGES.items()
-        for module in _modules(package)
-        for part in _public_parts(module)
+        for found in pkgutil.iter_modules(package.__path__)
+        for part in _public_parts(importlib.import_module(f"{package.__name__}.{found.name}"))
     ]
-
-
-def _modules(package: ModuleType) -> Iterator[ModuleType]:
-    for module in pkgutil.iter_modules(package.__path__):
-        yield importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 def _public_parts(module: ModuleType) -> list[type]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.best_of import AnyAttack, Guess, Guesses
+from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses
 from fedglass.attack.images.pixels import like
 from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
@@ -32,16 +32,18 @@ class _OthersOnly(Guesses[AnyAttack]):
     There is one guess, which leaves a message as it is that contains nothing of the adversary's own.
     """
 
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
     @abstractmethod
     def others(self, observation: Observation) -> Observation:
         """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         others, contribution = self.others(observation), observation.own
         if contribution is None or others is observation:
-            return [Guess(attack, observation)]
+            return [GuessedRun(attack, observation)]
         known_images = observation.knows.examples - others.knows.examples
-        return [Guess(attack, others, partial(append_own_images, contribution=contribution), known_images)]
+        return [GuessedRun(attack, others, partial(append_own_images, contribution=contribution), known_images)]
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,6 @@ class SubtractOwnUpdate(_OthersOnly):
     clients the other one's update is bare. Where the share is not known, or the message contains nothing of its own,
     the message is attacked as it is.
     """
-
-    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
     def others(self, observation: Observation) -> Observation:
         return without_own_update(observation)
@@ -66,8 +66,6 @@ class KeepOwnUpdate(_OthersOnly):
     For rules other than the mean, from which an update cannot be subtracted, and for a client that sent poison: no
     images are sought for its own update. The attack's operator takes it from the observation, see `Through`.
     """
-
-    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
 
     def others(self, observation: Observation) -> Observation:
         contribution = observation.own

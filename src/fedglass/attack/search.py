@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.best_of import AnyAttack, Guess, Guesses
+from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses
 from fedglass.attack.forward.target import learning_rate
 from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.needs import check_needs
@@ -49,18 +49,20 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         if self.zooms < 0:
             raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
 
-    def options(self, attack: AnyAttack, observation: Observation) -> list[Guess]:
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         """Return all pairs of the grid."""
         check_needs(attack, observation, self.supplies)
         if not _nothing_unknown(observation):
             _own(observation)
         return [self._guess(attack, observation, pair) for pair in self._grid(observation)]
 
-    def check(self, options: list[Guess]) -> None:
+    def check(self, options: list[GuessedRun]) -> None:
         self.probe.check(options[0].observation)
         super().check(options[:1])
 
-    def select(self, options: list[Guess], observation: Observation, seed: int, progress: Progress) -> list[Guess]:
+    def select(
+        self, options: list[GuessedRun], observation: Observation, seed: int, progress: Progress
+    ) -> list[GuessedRun]:
         if _nothing_unknown(observation):
             return options[:1]
         trials = self._search(observation, seed, progress)
@@ -68,16 +70,18 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         listed = tuple(trials) if len(trials) > 1 else ()
         return [self._guess(options[0].attack, observation, (best.lr, best.examples), listed)]
 
-    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> Guess:
+    def recall(self, attack: AnyAttack, observation: Observation, like: Reconstruction) -> GuessedRun:
         if like.supposed is None:
             raise UsageError("The reconstruction supposes no learning rate: give one that this attack returned.")
         return self._guess(attack, observation, (like.supposed.lr, len(like.labels)))
 
     def _guess(
         self, attack: AnyAttack, observation: Observation, pair: tuple[float, int], trials: tuple[Trial, ...] = ()
-    ) -> Guess:
+    ) -> GuessedRun:
         supposed = with_rate_and_examples(observation, *pair)
-        return Guess(attack, supposed, lambda run: replace(run, supposed=full_batch_training(supposed), tried=trials))
+        return GuessedRun(
+            attack, supposed, lambda run: replace(run, supposed=full_batch_training(supposed), tried=trials)
+        )
 
     def shortened(self, share: float) -> SearchByOwnImages:
         return replace(self, probe=self.probe.shortened(share))

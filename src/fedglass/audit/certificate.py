@@ -18,16 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglass.bounds.adversaries import centred_gram, expected_psnr, simulated_success
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
+    centred_gram,
+    expected_psnr,
     laplace_renyi,
     pld_installed,
     poisson_advantage,
     poisson_epsilon,
     poisson_success,
     renyi_success,
+    simulated_success,
 )
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.checks.claim import Claim, ClientClaim

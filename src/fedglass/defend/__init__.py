@@ -6,7 +6,7 @@ inside a local step. `fl.release.Chain` applies releases one after another.
 
 from __future__ import annotations
 
-from fedglass.core.registry import make, summaries
+from fedglass.core.registry import make
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 
@@ -19,12 +19,3 @@ def defence(name: str, **options: object) -> Release | GradientFn:
     """
     part: Release | GradientFn = make("defences", name, **options)
     return part
-
-
-def names() -> dict[str, str]:
-    """Return name and one-line summary of every defence.
-
-    >>> names()["clip"]
-    'the update scaled down to a maximal L2 norm'
-    """
-    return summaries("defences")

@@ -13,11 +13,12 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import scipy
 
+from fedglass.bounds.success import gdp_delta
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend import checks
@@ -39,14 +40,6 @@ PRV_LIMIT = 1000.0
 def opacus_installed() -> bool:
     """Return True if Opacus is installed."""
     return importlib.util.find_spec("opacus") is not None
-
-
-def _accountants() -> ModuleType:
-    if not opacus_installed():
-        raise UsageError(
-            "The RDP and PRV accountants need the package opacus, which is not installed: pip install fedglass[dp]."
-        )
-    return importlib.import_module("opacus.accountants")
 
 
 @dataclass(frozen=True)
@@ -119,8 +112,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: float) -> float:
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    accountant = _accountants().RDPAccountant()
-    accountant.history = [(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)]
+    accountant = _accountant("RDPAccountant", mechanism)
     with warnings.catch_warnings():
         # It warns where the best order is the first or the last: the bound holds at every order.
         warnings.simplefilter("ignore")
@@ -135,8 +127,7 @@ def prv_epsilon(mechanism: Mechanism, delta: float) -> float:
     _check(delta)
     if mechanism.noise_multiplier == 0:
         return math.inf
-    accountant = _accountants().PRVAccountant()
-    accountant.history = [(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)]
+    accountant = _accountant("PRVAccountant", mechanism)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -218,6 +209,17 @@ def noise_multiplier_for(
     return math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-6))
 
 
+def _accountant(name: str, mechanism: Mechanism) -> Any:
+    """Return an accountant of Opacus that has seen all steps of the mechanism."""
+    if not opacus_installed():
+        raise UsageError(
+            "The RDP and PRV accountants need the package opacus, which is not installed: pip install fedglass[dp]."
+        )
+    accountant = getattr(importlib.import_module("opacus.accountants"), name)()
+    accountant.history = [(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)]
+    return accountant
+
+
 def _bracket(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
     """Widen the interval until the decreasing function changes its sign between the two ends."""
     for _ in range(6):
@@ -233,7 +235,7 @@ def _epsilon(mu: float, delta: float) -> float:
         return math.inf
 
     def excess(epsilon: float) -> float:
-        return _delta(mu, epsilon) - delta
+        return gdp_delta(mu, epsilon) - delta
 
     if excess(0.0) <= 0:
         return 0.0
@@ -241,13 +243,6 @@ def _epsilon(mu: float, delta: float) -> float:
     while excess(high) > 0:
         high *= 2
     return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-10))
-
-
-def _delta(mu: float, epsilon: float) -> float:
-    """Compute Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) without overflow [Dong et al., 2022, Corollary 2.13]."""
-    first = float(scipy.special.log_ndtr(-epsilon / mu + mu / 2))
-    second = epsilon + float(scipy.special.log_ndtr(-epsilon / mu - mu / 2))
-    return -math.exp(first) * math.expm1(min(0.0, second - first))
 
 
 def _check(delta: float) -> None:

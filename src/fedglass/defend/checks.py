@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fedglass.core.errors import UsageError
 
@@ -15,39 +16,30 @@ def share(owner: object, name: str) -> None:
     Traceback (most recent call last):
     fedglass.core.errors.UsageError: SimpleNamespace.share must be in [0, 1), got 1.5: it is a share, not a percentage.
     """
-    value = _number(owner, name)
-    if not 0 <= value < 1:
-        raise _refused(owner, name, "in [0, 1)", "it is a share, not a percentage")
+    _check(owner, name, lambda value: 0 <= value < 1, "in [0, 1)", "it is a share, not a percentage")
 
 
 def closed_share(owner: object, name: str) -> None:
     """Check that the field is a share of entries in [0, 1], all of them included."""
-    value = _number(owner, name)
-    if not 0 <= value <= 1:
-        raise _refused(owner, name, "in [0, 1]", "it is a share, not a percentage")
+    _check(owner, name, lambda value: 0 <= value <= 1, "in [0, 1]", "it is a share, not a percentage")
 
 
 def at_least_zero(owner: object, name: str) -> None:
     """Check that the field is a finite number that is not negative."""
-    value = _number(owner, name)
-    if not (math.isfinite(value) and value >= 0):
-        raise _refused(owner, name, "a finite number of at least 0", "0 switches it off")
+    _check(owner, name, lambda value: 0 <= value < math.inf, "a finite number of at least 0", "0 switches it off")
 
 
 def positive(owner: object, name: str) -> None:
     """Check that the field is a finite number above 0."""
-    value = _number(owner, name)
-    if not (math.isfinite(value) and value > 0):
-        raise _refused(owner, name, "a finite number above 0", "leave the defence out to switch it off")
+    hint = "leave the defence out to switch it off"
+    _check(owner, name, lambda value: 0 < value < math.inf, "a finite number above 0", hint)
 
 
-def _number(owner: object, name: str) -> float:
+def _check(owner: object, name: str, holds: Callable[[float], bool], expected: str, hint: str) -> None:
+    """Refuse a field that is not a number, or one that the condition does not hold for."""
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refused(owner, name, "a number", "write it without quotes")
-    return value
-
-
-def _refused(owner: object, name: str, expected: str, hint: str) -> UsageError:
-    field = f"{type(owner).__name__}.{name}"
-    return UsageError(f"{field} must be {expected}, got {getattr(owner, name)!r}: {hint}.")
+        expected, hint = "a number", "write it without quotes"
+    elif holds(value):
+        return
+    raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}: {hint}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from fedglass.core.optimisers import SGD
@@ -66,14 +67,12 @@ def noise_model(protection: Protection, training: Training, examples: int) -> No
     """Return the noise of a protection of such a training, or the reason why it has no bound."""
     release = release_parts(protection.release)
     inside = _inside(protection, training, examples)
-    if isinstance(inside, NoBound) and inside.defence:
-        return inside
-    if isinstance(inside, NoiseModel):
-        unknown = _unknown_part(release)
-        if unknown is not None:
-            return NoBound(repr(unknown), "own")
-        return inside if not release else replace(inside, testable=False)
-    return _released(protection, release)
+    if isinstance(inside, NoBound):
+        return inside if inside.defence else _released(protection, release)
+    unknown = _unknown_part(release)
+    if unknown is not None:
+        return NoBound(repr(unknown), "own")
+    return replace(inside, testable=False) if release else inside
 
 
 def _inside(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
@@ -118,10 +117,7 @@ def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | 
     law: Law = "gaussian" if type(noise) is GaussianNoise else "laplacian"
     run = [noise]
     if law == "gaussian":
-        for part in parts[place + 1 :]:
-            if type(part) is not GaussianNoise:
-                break
-            run.append(part)
+        run += takewhile(lambda part: type(part) is GaussianNoise, parts[place + 1 :])
     std = math.hypot(*map(_std_of, run))
     norms = [part.norm for part in before if isinstance(part, Clip)]
     bound = min(norms) / std if norms and law == "gaussian" else None

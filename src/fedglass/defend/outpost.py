@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,19 +33,12 @@ PAPER = (
 )
 
 
-class Fisher(Protocol):
-    """The diagonal of the empirical Fisher information, from the gradient of one step."""
+@dataclass(frozen=True)
+class SquaredGradient:
+    """The diagonal of the empirical Fisher information as the squared gradient of one step: that of g g^T."""
 
     def diagonal(self, gradient: Tensor) -> Tensor:
         """Return a tensor that broadcasts to the gradient's shape."""
-        ...
-
-
-@dataclass(frozen=True)
-class SquaredGradient:
-    """The squared gradient: the diagonal of g g^T."""
-
-    def diagonal(self, gradient: Tensor) -> Tensor:
         return gradient.square()
 
 
@@ -72,7 +64,7 @@ class Outpost:
     pruned: float = 0.8
     perturbed: float = 0.4
     decay: float = 0.125
-    fisher: Fisher = field(default_factory=SquaredGradient)
+    fisher: SquaredGradient | OutputMean = field(default_factory=SquaredGradient)
 
     def __post_init__(self) -> None:
         checks.at_least_zero(self, "noise")

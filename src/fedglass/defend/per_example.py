@@ -23,7 +23,6 @@ from fedglass.core.tensors import Update
 from fedglass.core.text import DLFA
 from fedglass.fl.local import GradientFn, MeanGradient, Step
 from fedglass.fl.release import Outgoing, Release
-from fedglass.models.network import Network
 
 T = TypeVar("T", bound=Release)
 CHUNK_ENTRIES = 2**25
@@ -58,15 +57,12 @@ def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -
 
 def refuse_batch_statistics(step: Step) -> None:
     """Refuse a batch whose examples are mixed by BatchNorm, since then no example has a gradient of its own."""
-    if len(step.inputs) > 1 and _mixes_examples(step.network):
+    normalisations = [m for m in step.network._module.modules() if isinstance(m, _BatchNorm)]
+    if len(step.inputs) > 1 and any(m.training or m.running_mean is None for m in normalisations):
         raise ModelError(
             "The network normalises with the statistics of the batch, so an example has no gradient of its own, which "
             "this defence needs: set training.batch_norm to frozen, or choose a network without BatchNorm."
         )
-
-
-def _mixes_examples(network: Network) -> bool:
-    return any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in network._module.modules())
 
 
 def noise_source(step: Step) -> torch.Generator:
@@ -103,9 +99,6 @@ class PerExample:
             plain = _named(step, MeanGradient().gradient(step))
             noise = self.defence.mean_noise(plain, len(step.inputs), generator)
             return [plain[name] + noise[name] for name in step.network.names]
-        return self._mean(step, generator)
-
-    def _mean(self, step: Step, generator: torch.Generator) -> Sequence[Tensor]:
         total = [torch.zeros_like(w) for w in step.weights]
         for chunk in example_gradients(step):
             for gradient in zip(*chunk, strict=True):

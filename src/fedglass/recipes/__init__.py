@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.core.registry import make, summaries
+from fedglass.core.registry import make
 
 
 def recipe(name: str, **options: object) -> AnyAttack:
@@ -14,12 +14,3 @@ def recipe(name: str, **options: object) -> AnyAttack:
     """
     attack: AnyAttack = make("attacks", name, **options)
     return attack
-
-
-def names() -> dict[str, str]:
-    """Return name and one-line summary of every attack.
-
-    >>> names()["dlg"]
-    'images and labels together, squared error, L-BFGS'
-    """
-    return summaries("attacks")

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
-from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
-from fedglass.attack.forward.statistics import BesideStatistics
+from fedglass.attack.forward.gradients import BesideStatistics, ObservedResidual, OneGradient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import Forward, Labels

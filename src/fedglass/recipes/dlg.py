@@ -9,8 +9,7 @@ from fedglass.attack.images.pixels import FreePixels, Pixels
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.parts import Labels
-from fedglass.attack.solvers.adam import Adam
-from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.adam import LBFGS, Adam
 from fedglass.attack.solvers.schedules import Lowest, StepDecay
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.attack.terms.priors import TotalVariation

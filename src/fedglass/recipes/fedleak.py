@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.gradients import OneGradient
-from fedglass.attack.images.generator import GeneratorWeights
+from fedglass.attack.images.latent import GeneratorWeights
 from fedglass.attack.labels.signs import MinimumRule
 from fedglass.attack.parts import FirstEpoch, Labels
 from fedglass.attack.refine.restoration import MedianFilter

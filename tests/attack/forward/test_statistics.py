@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.forward.gradients import OneGradient
-from fedglass.attack.forward.statistics import BesideStatistics, batch_statistics
+from fedglass.attack.forward.gradients import BesideStatistics, OneGradient, batch_statistics
 from fedglass.attack.needs import uses_of
 from fedglass.attack.parts import Evaluation, binding_of
 from fedglass.attack.terms.distance import Cosine

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.images.generator import GeneratorWeights, block_widths
+from fedglass.attack.images.latent import GeneratorWeights, block_widths
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Whitening

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, no_progress
-from fedglass.attack.solvers.lbfgs import LBFGS
+from fedglass.attack.solvers.adam import LBFGS
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Unknown

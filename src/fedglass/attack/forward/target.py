@@ -34,44 +34,33 @@ def known_training(observation: Observation) -> Training:
     return training
 
 
-def full_batch(
-    network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None = None
-) -> Step:
-    """Return one step on all examples of the candidate's first epoch, to be differentiated twice."""
-    labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
-    smoothing = 0.0 if training is None else training.label_smoothing
-    return Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing)
-
-
 def full_gradient(
     network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None
 ) -> Sequence[Tensor]:
-    """Return the gradient of that step as the client would compute it, clipped where its training clips."""
-    step = full_batch(network, weights, candidate, training)
-    return local_gradient(MeanGradient(), step, None if training is None else training.clip)
+    """Return the gradient of one step on all examples of the candidate's first epoch, to be differentiated again.
+
+    It is as the client would compute it, clipped where its training clips.
+    """
+    labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
+    smoothing, clip = (0.0, None) if training is None else (training.label_smoothing, training.clip)
+    step = Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing)
+    return local_gradient(MeanGradient(), step, clip)
 
 
 def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, ...]:
-    """Return -update / `local_distance`, the mean of the gradients of the local steps.
+    """Return -update / travel, the mean of the gradients of the local steps; travel is lr T for plain SGD.
 
-    Where the distance is unknown, so is the scale, and -update is returned: enough for `Cosine`.
+    Where it is unknown, so is the scale, and -update is returned: enough for `Cosine`. Under Adam or with weight decay
+    no such factor exists.
     """
-    scale = -1.0 / local_distance(observation)
+    travel = observation.knows.travel
+    scale = -1.0 / (1.0 if travel is None else travel)
     return tuple(observation.update[name] * scale for name in network.names)
 
 
 def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple[Tensor, ...]:
     """Return -update / lr, the sum over the local steps of the directions in which the optimiser moved."""
     return tuple(observation.update[name] / -lr for name in network.names)
-
-
-def local_distance(observation: Observation) -> float:
-    """Return the factor between an update and the mean gradient behind it, lr T for plain SGD; 1 if unknown.
-
-    Under Adam or with weight decay no such factor exists.
-    """
-    travel = observation.knows.travel
-    return 1.0 if travel is None else travel
 
 
 def step_length(observation: Observation) -> float | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.forward.target import Simulation, gradient_sum, known_training, network_of
-from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, simulated_clients
+from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, client_sizes, simulated_clients
 from fedglass.attack.parts import BoundForward
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -125,9 +125,10 @@ class Through(Simulation):
 
     def bind(self, observation: Observation) -> BoundForward:
         training, network = known_training(observation), network_of(observation)
-        clients = simulated_clients(observation, self.budget_mib)
+        simulated = client_sizes(observation)
+        clients = simulated_clients(observation, training, simulated, self.budget_mib)
         sent = _as_sent(observation, network.names, training.lr) if self.own else None
-        sizes = [*clients.sizes, *([] if sent is None or observation.own is None else [len(observation.own.labels)])]
+        sizes = [*simulated, *([] if sent is None or observation.own is None else [len(observation.own.labels)])]
         like = observation.update[network.names[0]]
         shares = torch.tensor(sizes, dtype=like.dtype, device=like.device) / sum(sizes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -53,8 +53,7 @@ class Unroll(Simulation):
         return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
 
     def bind(self, observation: Observation) -> BoundForward:
-        training = known_training(observation)
-        return simulate(observation, training, self.budget_mib)
+        return simulate(observation, known_training(observation), self.budget_mib)
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,10 @@ class UnrollEpochs(Simulation):
         return WALKS * training.passes(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
-        training = known_training(observation)
-        examples = examples_per_client(observation)
+        training, knows = known_training(observation), observation.knows
+        if Fact.EQUAL_CLIENTS not in observation.facts:
+            raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+        examples = knows.examples // knows.clients
         length, epochs = epoch_length(training, examples), training.passes(examples)
         one_batch = replace(training, lr=training.lr * length, batch_size=None, epochs=epochs, steps=None)
         simulated = simulate(observation, one_batch, self.budget_mib)
@@ -104,17 +105,10 @@ def steps_of_an_epoch(training: Training, examples: int) -> int:
     return min(len(training.batches(examples)), training.local_steps(examples))
 
 
-def examples_per_client(observation: Observation) -> int:
-    """Return N, the same for all clients of an aggregate."""
-    if Fact.EQUAL_CLIENTS not in observation.facts:
-        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
-    return observation.knows.examples // observation.knows.clients
-
-
 def simulate(observation: Observation, training: Training, budget_mib: float) -> BoundForward:
     """Return the operator of `Unroll` for a given training."""
     sizes = _sizes(observation, training)
-    clients = SimulatedClients.of(observation, training, sizes, budget_mib)
+    clients = simulated_clients(observation, training, sizes, budget_mib)
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
         _check_count(candidate.images.shape[1], sum(sizes))
@@ -221,50 +215,41 @@ class EachClient(Simulation):
 
     def bind(self, observation: Observation) -> BoundForward:
         training, network = known_training(observation), network_of(observation)
-        clients = simulated_clients(observation, self.budget_mib)
+        sizes = client_sizes(observation)
+        clients = simulated_clients(observation, training, sizes, self.budget_mib)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            sums = zip(clients.shares, clients(candidate), strict=True)
-            weighted = [[share * g for g in gradients] for share, gradients in sums]
+            sums = zip(sizes, clients(candidate), strict=True)
+            weighted = [[size / sum(sizes) * g for g in gradients] for size, gradients in sums]
             return [sum(parts[1:], parts[0]) for parts in zip(*weighted, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedClients:
-    """The training of each client on its examples of a candidate: the first examples are the first client's."""
-
-    sizes: tuple[int, ...]
-    runs: Mapping[int, Trajectory]
-    """By the number of examples of a client."""
-
-    @classmethod
-    def of(
-        cls, observation: Observation, training: Training, sizes: tuple[int, ...], budget_mib: float
-    ) -> SimulatedClients:
-        """Simulate clients of these sizes, each within its part of the budget."""
-        budget = budget_mib / len(sizes)
-        return cls(sizes, {size: _trajectory(observation, training, size, budget) for size in set(sizes)})
-
-    @property
-    def shares(self) -> list[float]:
-        """The weight of each client in the server's mean."""
-        return [size / sum(self.sizes) for size in self.sizes]
-
-    def __call__(self, candidate: Candidate) -> list[tuple[Tensor, ...]]:
-        sizes = list(self.sizes)
-        images = torch.split(candidate.images, sizes, dim=1)
-        labels = torch.split(candidate.labels, sizes, dim=int(per_epoch(candidate.labels)))
-        clients = zip(sizes, images, labels, strict=True)
-        return [self.runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in clients]
-
-
-def simulated_clients(observation: Observation, budget_mib: float) -> SimulatedClients:
-    """Simulate the clients behind a message."""
+def client_sizes(observation: Observation) -> list[int]:
+    """Return the number of examples of each client behind a message."""
     if observation.knows.sizes is None:
         raise refusal("Simulating each client", [Fact.GROUPS])
-    return SimulatedClients.of(observation, known_training(observation), observation.knows.sizes, budget_mib)
+    return list(observation.knows.sizes)
+
+
+def simulated_clients(
+    observation: Observation, training: Training, sizes: Sequence[int], budget_mib: float
+) -> Callable[[Candidate], list[tuple[Tensor, ...]]]:
+    """Return the result of the training of clients of these sizes, each within its part of the budget.
+
+    A candidate's first examples are the first client's.
+    """
+    budget = budget_mib / len(sizes)
+    runs = {size: _trajectory(observation, training, size, budget) for size in set(sizes)}
+
+    def gradient_sums(candidate: Candidate) -> list[tuple[Tensor, ...]]:
+        images = torch.split(candidate.images, list(sizes), dim=1)
+        labels = torch.split(candidate.labels, list(sizes), dim=int(per_epoch(candidate.labels)))
+        clients = zip(sizes, images, labels, strict=True)
+        return [runs[n].gradient_sum(in_each_order(x, y), y) for n, x, y in clients]
+
+    return gradient_sums
 
 
 def _trajectory(observation: Observation, training: Training, examples: int, budget_mib: float) -> Trajectory:

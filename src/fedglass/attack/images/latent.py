@@ -1,6 +1,7 @@
-"""Images that a decoder draws from codes, which are the unknowns.
+"""Images that a network draws from codes: the unknowns are the network's weights, or the codes.
 
-The decoder is that of a trained autoencoder in a folder, or of one that the adversary trains on its own examples.
+`GeneratorWeights` is an untrained convolutional generator. `Latent` has the decoder of a trained autoencoder in a
+folder, or of one that the adversary trains on its own examples.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedglass.attack.images.pixels import like, whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.identity import of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation, Unknown
 from fedglass.diffusion.autoencoders import LatentSpace, ThreeLayers, lesson_of, settled
@@ -45,28 +46,103 @@ ENOUGH_IMAGES = 500
 MOST_PIXELS = 2**25
 """Number of pixels of all images together up to which they are augmented."""
 AUTOENCODER = Wanted("autoencoder", "train one with `fedglass train autoencoder DATA -o DIR`")
+SLOPE = 0.1
+"""Slope of the leaky ReLU for negative inputs."""
+FULL_WIDTH_SIDE = 32
+"""Up to this side all blocks are equally wide; each further doubling halves the width, down to a quarter."""
 
 
-class Decoder(Protocol):
-    """An autoencoder as a value, without its weights."""
+@dataclass(frozen=True)
+class GeneratorWeights:
+    """x = G(z; theta), theta the unknowns and z ~ N(0, 1) fixed [Fan et al., 2025, FedLeak].
 
-    @property
-    def words(self) -> str:
-        """The training data as text, for the threat model."""
-        ...
+    After the release: a code for each image becomes 4 x 4, and blocks of two 3 x 3 convolutions with batch
+    normalisation and leaky ReLU follow, doubling the side in between; a 1 x 1 convolution and a sigmoid give pixels
+    inside the bounds. Other sides are reached by resizing, as the coarse-to-fine paper does. The
+    release's spectral normalisation is left out: batch normalisation undoes a convolution's scale.
+    """
 
-    def latent_shape(self, knows: Knowledge) -> Shape:
-        """Return the shape of one code, without the work of `network`; refuse images of another shape."""
-        ...
+    evaluations: ClassVar[float] = 2.0
+    """Cost of an iteration, in iterations on pixels."""
 
-    def network(self, observation: Observation) -> LatentSpace:
-        """Return the network, which is shared and must not be changed."""
-        ...
+    width: int = 256
+    code: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("width", "code"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"generator.{name} must be at least 1, got {getattr(self, name)}.")
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        if start is not None:
+            raise UsageError(
+                "GeneratorWeights cannot start from the images of a previous stage: make its stage the first."
+            )
+        knows, kind = observation.knows, like(observation)
+        code = torch.randn(knows.examples, self.code, 1, 1, generator=generator).to(kind)
+        starts = [t.to(kind) for t in self.weights(knows.shape, generator)]
+
+        def decode(tensors: Sequence[Tensor]) -> Tensor:
+            shares = F.interpolate(generate(code, tensors), knows.shape[1:], mode="bilinear", antialias=True)
+            pixels = knows.low + (knows.high - knows.low) * shares
+            return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
+
+        low, high = whitened_bounds(observation)
+        # There are enough weights for every pixel: only the sigmoid at the end limits the pictures.
+        return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
+
+    def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
+        """Draw the start: Kaiming normal for convolutions, one and zero for normalisations.
+
+        In the order in which `generate` takes them: each convolution is followed by a scale and a shift.
+        """
+        widths = block_widths(self.width, max(shape[1:]))
+        kernels = [(self.code, self.width, 4, 4)]
+        for before, after in zip([self.width, *widths[:-1]], widths, strict=True):
+            kernels += [(after, before, 3, 3), (after, after, 3, 3)]
+        tensors: list[Tensor] = []
+        for i, (a, b, h, w) in enumerate(kernels):
+            fan, out = (a, b) if i == 0 else (b * h * w, a)  # the first is transposed: one code reaches each pixel
+            tensors.append(torch.randn(a, b, h, w, generator=generator) * (2 / fan) ** 0.5)
+            tensors += [torch.ones(out), torch.zeros(out)]
+        last = torch.randn(shape[0], widths[-1], 1, 1, generator=generator) / widths[-1] ** 0.5
+        return [*tensors, last, torch.zeros(shape[0])]
+
+
+def block_widths(width: int, side: int) -> list[int]:
+    """Return the channels of the blocks at the sides 4, 8, 16, ... up to the first that covers `side`.
+
+    >>> block_widths(256, 32), block_widths(256, 224)
+    ([256, 256, 256, 256], [256, 256, 256, 256, 128, 64, 64])
+    """
+    widths, reached = [width], 4
+    while reached < side:
+        reached *= 2
+        halvings = min(2, max(0, (reached // FULL_WIDTH_SIDE).bit_length() - 1))
+        widths.append(max(1, width >> halvings))
+    return widths
+
+
+def generate(code: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Run the generator with the given weights; its values are in (0, 1).  # (n, code, 1, 1) -> (n, c, side, side)"""
+    layers = [tensors[i : i + 3] for i in range(0, len(tensors) - 2, 3)]
+    kernel, scale, shift = layers[0]
+    x = _activated(F.conv_transpose2d(code, kernel), scale, shift)
+    for i, (kernel, scale, shift) in enumerate(layers[1:]):
+        if i % 2 == 0 and i > 0:
+            x = F.interpolate(x, scale_factor=2.0)
+        x = _activated(F.conv2d(x, kernel, padding=1), scale, shift)
+    return torch.sigmoid(F.conv2d(x, tensors[-2], tensors[-1]))
+
+
+def _activated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Apply batch normalisation by the batch's own statistics, then leaky ReLU."""
+    return F.leaky_relu(F.batch_norm(x, None, None, scale, shift, training=True), SLOPE)
 
 
 @dataclass(frozen=True)
 class StoredDecoder:
-    """The autoencoder of a folder, with a digest of the folder's contents."""
+    """The autoencoder of a folder as a value, without its weights but with a digest of the folder's contents."""
 
     name: str
     digest: str
@@ -74,9 +150,11 @@ class StoredDecoder:
 
     @property
     def words(self) -> str:
+        """The training data as text, for the threat model."""
         return f"an autoencoder that was trained on {self.trained_on}"
 
     def latent_shape(self, knows: Knowledge) -> Shape:
+        """Return the shape of one code, without the work of `network`; refuse images of another shape."""
         network = self._load()
         if network.shape != knows.shape:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
@@ -87,6 +165,7 @@ class StoredDecoder:
         return network.latent_shape
 
     def network(self, observation: Observation) -> LatentSpace:
+        """Return the network, which is shared and must not be changed."""
         return self._load()
 
     def _load(self) -> LatentSpace:
@@ -128,12 +207,11 @@ class OwnDecoder:
     def network(self, observation: Observation) -> LatentSpace:
         if observation.own is None:
             raise refusal("OwnDecoder", self.needs)
-        knows, pixels = observation.knows, observation.own.images.detach().cpu().float()
-        images = 2 * (pixels - knows.low) / (knows.high - knows.low) - 1
-        return _taught(self, _Examples(images))
+        images = _signed(observation.own.images.detach().cpu().float(), observation.knows)
+        return _taught(self, images.numpy().tobytes(), tuple(images.shape))
 
 
-def decoder_named(name: str) -> Decoder:
+def decoder_named(name: str) -> StoredDecoder | OwnDecoder:
     """Return the decoder `own`, or that of the autoencoder in a folder."""
     if name == OWN:
         return OwnDecoder()
@@ -144,19 +222,6 @@ def decoder_named(name: str) -> Decoder:
 def located_decoder(name: str, folder: Path) -> str:
     """Return `own` and `none` as they are, and any other name as a path relative to the folder."""
     return name if name in (OWN, NONE) else str(folder / Path(name).expanduser())
-
-
-class _Examples:
-    """Images that are equal if their pixels are, so that no network is trained twice on the same ones."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images, self.name = images, of_tensor(images)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Examples) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 @functools.lru_cache(maxsize=4)
@@ -172,11 +237,12 @@ def _loaded(name: str) -> tuple[LatentSpace, str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _taught(spec: OwnDecoder, examples: _Examples) -> LatentSpace:
-    """Train a network on the examples alone; nothing else goes in but the seed."""
+def _taught(spec: OwnDecoder, pixels: bytes, shape: tuple[int, ...]) -> LatentSpace:
+    """Train a network on the examples alone; nothing else goes in but the seed. None is trained twice on the same."""
     course = replace(OWN_COURSE, steps=spec.steps, seed=spec.seed)
-    channels, height, width = examples.images.shape[1:]
-    images = augmented(examples.images, stream(spec.seed, "copies"))
+    _, channels, height, width = shape
+    examples = torch.frombuffer(bytearray(pixels), dtype=torch.float32).view(shape)
+    images = augmented(examples, stream(spec.seed, "copies"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(derive(spec.seed, "own decoder"))
         network = ThreeLayers((channels, height, width), spec.latent, spec.width)
@@ -208,7 +274,7 @@ class Latent:
     no code decodes to them: a decoder that cannot draw the private images does not protect them.
     """
 
-    decoder: Decoder
+    decoder: StoredDecoder | OwnDecoder
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         knows, kind = observation.knows, like(observation)
@@ -247,4 +313,5 @@ def _pixels(signed: Tensor, knows: Knowledge) -> Tensor:
 
 
 def _signed(pixels: Tensor, knows: Knowledge) -> Tensor:
+    """Map the bounds of the pixels to the network's [-1, 1]."""
     return 2 * (pixels - knows.low) / (knows.high - knows.low) - 1

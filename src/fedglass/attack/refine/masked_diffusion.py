@@ -8,7 +8,7 @@ the start: x_0 = x_T / sqrt(abar_T) + const. Its derivative is a number, and an 
 graph over the steps.
 
 A stopping rule ends the search: beyond some point it copies the flaws of the raw image. The rule does not see the
-truth, only the raw images, the distance of the pictures to them, and the starts.
+truth, only the distances of the pictures to the raw images.
 """
 
 from __future__ import annotations
@@ -37,36 +37,15 @@ BATCH = 64
 GREY = 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class SearchState:
-    """The state of a search after an epoch, as a stopping rule sees it."""
-
-    errors: Tensor  # (epochs so far, n): squared errors of the pictures' pixels to the raw images
-    starts: Tensor  # (n, ...): the starts of sampling
-    raw: Tensor  # (n, c, h, w), pixels before whitening
-
-
 class Stopping(Protocol):
     """A rule that decides for each image if its search ends."""
 
-    def stops(self, state: SearchState) -> Tensor:
-        """Mark the images that are done.  # (n,), bool"""
+    def stops(self, errors: Tensor) -> Tensor:
+        """Mark the images that are done, by the squared errors of their pictures to the raw images after each epoch.
+
+        # (epochs so far, n) -> (n,), bool
+        """
         ...
-
-
-@dataclass(frozen=True)
-class NoiseLevel:
-    """Stop once the picture differs from the raw image by no more than the raw image's own noise [Morozov, 1966].
-
-    A nearer picture can only be nearer to the noise. The noise is estimated from second differences in both directions,
-    which ignore smooth surfaces and straight edges [Immerkaer, 1996]. It must be white, unlike that of an enlarged
-    image.
-    """
-
-    factor: float = 1.0
-
-    def stops(self, state: SearchState) -> Tensor:
-        return state.errors[-1] <= self.factor * noise_level_of(state.raw).square()
 
 
 @dataclass(frozen=True)
@@ -74,8 +53,8 @@ class Flattening:
     """Stop once the last `over` epochs brought less than a share of the total improvement: the knee of the curve.
 
     The first improvement is the shape that sample and raw image can share; the slow improvement afterwards is copied
-    from the raw image against the model. The rule needs no estimate of the raw image's noise, which is not white if a
-    search enlarged a result of low resolution: there `NoiseLevel` never stops.
+    from the raw image against the model. The rule needs no estimate of the raw image's noise [Morozov, 1966], which is
+    not white if a search enlarged a result of low resolution.
     """
 
     share: float = 0.1
@@ -85,32 +64,12 @@ class Flattening:
         if self.over < 1 or self.share < 0:
             raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
 
-    def stops(self, state: SearchState) -> Tensor:
-        if len(state.errors) <= self.over:
-            return torch.zeros_like(state.errors[-1], dtype=torch.bool)
-        least = state.errors.amin(0)
-        before = state.errors[: -self.over].amin(0)
-        return before - least <= self.share * (state.errors[0] - least)
-
-
-@dataclass(frozen=True)
-class WhiteStart:
-    """Stop once the start is no longer white noise: its neighbours agree by more standard deviations than by chance.
-
-    The network was trained to sample only from white noise, and there its samples look like real images. The search
-    prints the raw image into the start, since it minimises nothing else. Once that shows, pictures are no longer
-    samples and begin to blur. Products of neighbours have mean 0 and variance 1 in white noise, so their sum over the
-    root of their number is the deviation of a start in standard deviations.
-    """
-
-    deviations: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.deviations <= 0:
-            raise UsageError(f"A start may deviate by more than 0 standard deviations, got {self.deviations}.")
-
-    def stops(self, state: SearchState) -> Tensor:
-        return agreement(state.starts) > self.deviations
+    def stops(self, errors: Tensor) -> Tensor:
+        if len(errors) <= self.over:
+            return torch.zeros_like(errors[-1], dtype=torch.bool)
+        least = errors.amin(0)
+        before = errors[: -self.over].amin(0)
+        return before - least <= self.share * (errors[0] - least)
 
 
 @dataclass(frozen=True)
@@ -128,33 +87,8 @@ class OracleEpoch:
         if self.epoch < 0:
             raise UsageError(f"The epoch at which to stop must not be negative, got {self.epoch}.")
 
-    def stops(self, state: SearchState) -> Tensor:
-        return torch.full_like(state.errors[-1], len(state.errors) > self.epoch, dtype=torch.bool)
-
-
-def agreement(starts: Tensor) -> Tensor:
-    """Return by how many standard deviations neighbours agree more than in white noise.  # (n, c, h, w) -> (n,)
-
-    >>> float(agreement(torch.ones(1, 1, 2, 2)))
-    2.0
-    """
-    across = starts[..., 1:] * starts[..., :-1]
-    down = starts[..., 1:, :] * starts[..., :-1, :]
-    products = torch.cat([across.flatten(1), down.flatten(1)], 1)
-    return products.sum(1) / math.sqrt(max(1, products.shape[1]))
-
-
-def noise_level_of(images: Tensor) -> Tensor:
-    """Return the standard deviation of each image's white noise.  # (n, c, h, w) -> (n,)
-
-    >>> flat = torch.full((1, 1, 9, 9), 0.5)
-    >>> float(noise_level_of(flat))
-    0.0
-    """
-    kernel = images.new_tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
-    planes = images.flatten(0, 1)[:, None]
-    differences = torch.nn.functional.conv2d(planes, kernel[None, None]).abs().flatten(1).mean(1)
-    return math.sqrt(math.pi / 2) / 6 * differences.view(len(images), -1).mean(1)
+    def stops(self, errors: Tensor) -> Tensor:
+        return torch.full_like(errors[-1], len(errors) > self.epoch, dtype=torch.bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,33 +105,24 @@ class Sampling:
         """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
         return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
 
-    def fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
-        """Return the pictures of the starts, their distances to the raw images, and the gradient of these."""
-        parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
-        fits = [self._fit(*part) for part in parts]
-        return StartFit(
-            torch.cat([fit.pictures for fit in fits]),
-            torch.cat([fit.errors for fit in fits]),
-            torch.cat([fit.gradient for fit in fits]),
-        )
+    def fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the pictures of the starts, their distances to the raw images, and the gradient of these.
 
-    def _fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> StartFit:
+        The gradient is that of the sum of the distances, the noise predictions held constant.
+        # (n, ...), (n,), (n, c, h, w) -> (n, c, h, w), pixels; (n,); as the starts
+        """
+        parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
+        pictures, errors, gradients = zip(*(self._fit(*part) for part in parts), strict=True)
+        return torch.cat(pictures), torch.cat(errors), torch.cat(gradients)
+
+    def _fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
             pictures = (self.decode(ends) + 1) / 2
             errors = (pictures - raw).square().flatten(1).mean(1)
             (at_end,) = torch.autograd.grad(errors.sum(), ends)
-        return StartFit(pictures.detach(), errors.detach(), self.slope * at_end)
-
-
-@dataclass(frozen=True, eq=False)
-class StartFit:
-    """The pictures of some starts, compared with the raw images."""
-
-    pictures: Tensor  # (n, c, h, w), pixels
-    errors: Tensor  # (n,)
-    gradient: Tensor  # as the starts: of the sum of the errors, the noise predictions held constant
+        return pictures.detach(), errors.detach(), self.slope * at_end
 
 
 @dataclass(frozen=True)
@@ -220,16 +145,15 @@ class StartSearch:
         adam = torch.optim.Adam([starts], lr=self.lr)
         searching = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
         taken, chosen = raw.clone(), torch.zeros(len(raw), dtype=torch.int64)
-        errors, frames = [], {}
+        errors_by_epoch, frames = [], {}
         shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
         for epoch in range(self.epochs + 1):
-            fit = sampling.fit(starts.detach()[searching], labels[searching], raw[searching])
-            taken[searching], chosen[searching.cpu()] = fit.pictures, epoch
-            errors.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, fit.errors))
+            pictures, errors, gradient = sampling.fit(starts.detach()[searching], labels[searching], raw[searching])
+            taken[searching], chosen[searching.cpu()] = pictures, epoch
+            errors_by_epoch.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, errors))
             starts.grad = torch.zeros_like(starts)
-            starts.grad[searching] = fit.gradient
-            stops = self.stop.stops(SearchState(torch.stack(errors), starts.detach(), raw))
-            searching = searching & ~stops
+            starts.grad[searching] = gradient
+            searching = searching & ~self.stop.stops(torch.stack(errors_by_epoch))
             progress(epoch, self.epochs)
             over = epoch == self.epochs or not bool(searching.any())
             if over or epoch in shown:

@@ -1,4 +1,4 @@
-"""Adam and its variants (signed, with lookahead, quantised), on a loop that never waits for the device.
+"""Adam and its variants (signed, with lookahead, quantised), on a loop that never waits for the device; and L-BFGS.
 
 The loop does not use `torch.optim.Adam`, because bounds, a rate for each unknown and the guard against non-finite steps
 then cost a handful of small operations and no look-ups; a test compares the two.
@@ -44,24 +44,28 @@ class AdamOptions(ABC):
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return run_to_end(self.steps(problem, progress))
 
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
+        return descend(self, problem, progress, self.direction)
+
     @abstractmethod
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        """Return the tensors that Adam takes instead of the gradients."""
 
 
 @dataclass(frozen=True)
 class Adam(AdamOptions):
     """Adam [Kingma and Ba, 2015] with projection onto each unknown's box after every step."""
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, lambda gradients, elsewhere: gradients)
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return gradients
 
 
 @dataclass(frozen=True)
 class SignedAdam(AdamOptions):
     """Adam on the signs of the gradient's entries [Geiping et al., 2020]."""
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, lambda gradients, elsewhere: [torch.sign(g) for g in gradients])
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return [torch.sign(g) for g in gradients]
 
 
 DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -179,10 +183,7 @@ class LookaheadAdam(AdamOptions):
         if not 0 <= self.blend <= 1:
             raise UsageError(f"solver.blend must be between 0 and 1, got {self.blend:g}.")
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, self._blended)
-
-    def _blended(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
         signs = [torch.sign(g) for g in gradients]
         signs_ahead = [torch.sign(g) for g in elsewhere([-self.rate * s for s in signs])]
         return [torch.lerp(a, b, self.blend) for a, b in zip(signs, signs_ahead, strict=True)]
@@ -198,12 +199,8 @@ class QuantisedAdam(AdamOptions):
     out.
     """
 
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        return descend(self, problem, progress, _quantised)
-
-
-def _quantised(gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
-    return [quantised(g) for g in gradients]
+    def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
+        return [quantised(g) for g in gradients]
 
 
 def quantised(gradient: Tensor) -> Tensor:
@@ -214,3 +211,68 @@ def quantised(gradient: Tensor) -> Tensor:
     """
     level = torch.round(2 * gradient / (gradient.abs().median() + 1e-10)) / 2
     return 0.2 * gradient.sign() + 0.8 * level.clamp(-1, 1)
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """`torch.optim.LBFGS` as Deep Leakage from Gradients runs it [Zhu et al., 2019].
+
+    An iteration is one call of `step`, of up to `inner` evaluations. A box is enforced by projection after
+    each iteration. A non-finite energy ends the run with the last finite iterate.
+    """
+
+    rate: float = 1.0
+    iterations: int = 300
+    inner: int = 20
+    history: int = 100
+
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        return run_to_end(self.steps(problem, progress))
+
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
+        starts = (u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
+        tensors = tuple(start.requires_grad_() for start in starts)
+        optimiser = torch.optim.LBFGS(tensors, lr=self.rate, max_iter=self.inner, history_size=self.history)
+        trace = torch.full((self.iterations + 1,), math.nan)
+        safe = [t.detach().clone() for t in tensors]
+        finite = True
+        for k in range(self.iterations):
+            before_step = [t.detach().clone() for t in tensors]
+            evaluate = partial(_closure, problem, tensors, k / self.iterations)
+            # `step` returns the energy before the step: that of `here`.
+            energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
+            trace[k] = energy
+            safe = before_step if math.isfinite(energy) else safe
+            finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
+            if not finite:
+                break
+            _project(problem, tensors)
+            progress(k, self.iterations)
+            yield (k + 1) / self.iterations, energy
+        last = _energy(problem, tensors) if finite else math.nan
+        if not math.isfinite(last):
+            finite, tensors, last = False, tuple(safe), _energy(problem, safe)
+        trace[self.iterations] = last
+        progress(self.iterations, self.iterations)
+        return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
+
+
+def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
+    energy = problem.energy(tensors, share)
+    for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
+        tensor.grad = gradient.contiguous()  # the optimiser flattens it
+    return float(energy.detach())
+
+
+def _energy(problem: Problem, tensors: Sequence[Tensor]) -> float:
+    return float(problem.energy([t.detach().requires_grad_() for t in tensors], 1.0).detach())
+
+
+@torch.no_grad()
+def _project(problem: Problem, tensors: tuple[Tensor, ...]) -> None:
+    for unknown, tensor in zip(problem.unknowns, tensors, strict=True):
+        if unknown.low is not None or unknown.high is not None:
+            tensor.copy_(torch.clamp(tensor, unknown.low, unknown.high))

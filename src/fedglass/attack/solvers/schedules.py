@@ -98,10 +98,16 @@ class Keep(Protocol):
 
 @dataclass(frozen=True)
 class Last:
-    """The last (finite) iterate."""
+    """The last (finite) iterate. It has no state, and so is its own keeper."""
 
     def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
-        return _KeepLast()
+        return self
+
+    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+        return tuple(t.detach() for t in tensors), energy
 
 
 @dataclass(frozen=True)
@@ -129,40 +135,21 @@ class LowestFrom:
     def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
         # The k-th of n iterates has the progress k / n, computed as the solver does: no rounding moves the border.
         skip = sum(k / iterations < self.share for k in range(iterations))
-        return _SkipFirst(skip, _KeepLowest(tensors))
-
-
-class _KeepLast:
-    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        pass
-
-    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        return tuple(t.detach() for t in tensors), energy
-
-
-class _SkipFirst:
-    """A keeper that ignores the first few offers."""
-
-    def __init__(self, skip: int, keeper: Keeper) -> None:
-        self.skipped_left = skip
-        self.keeper = keeper
-
-    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        if self.skipped_left > 0:
-            self.skipped_left -= 1
-        else:
-            self.keeper.offer(energy, tensors)
-
-    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        return self.keeper.choose(energy, tensors)
+        return _KeepLowest(tensors, skip)
 
 
 class _KeepLowest:
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    """Keeps the offer of lowest energy; the first few are not compared."""
+
+    def __init__(self, tensors: Sequence[Tensor], skip: int = 0) -> None:
+        self.skipped_left = skip
         self.best = [t.detach().clone() for t in tensors]
         self.energy = torch.full((), math.inf, device=tensors[0].device, dtype=tensors[0].dtype)
 
     def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
+        if self.skipped_left > 0:
+            self.skipped_left -= 1
+            return
         lower = (energy < self.energy) & torch.isfinite(energy)
         self.energy = torch.where(lower, energy.detach(), self.energy)
         for best, tensor in zip(self.best, tensors, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import ClassVar
@@ -46,6 +46,17 @@ def norm(target: Sequence[Tensor], weights: Weights = None) -> Tensor:
     return torch.stack([torch.dot(y, y) if w is None else w * torch.dot(y, y) for y, w in rows]).sum().sqrt()
 
 
+def cosine_distance(target: Sequence[Tensor], weights: Weights = None) -> Callable[[Iterable[Tensor]], Tensor]:
+    """Return the distance 1 - <g, y>_w / (|g|_w |y|_w) as a function of g, all tensors given as vectors."""
+    length = norm(target, weights)
+
+    def distance(predicted: Iterable[Tensor]) -> Tensor:
+        product, square = products(predicted, target, weights)
+        return 1 - product / (torch.sqrt(square) * length)
+
+    return distance
+
+
 def _weights_or_none(weights: Weights, tensors: int) -> Iterable[float | None]:
     return repeat(None, tensors) if weights is None else weights
 
@@ -74,14 +85,8 @@ class Cosine(Term):
     """
 
     def bind(self, binding: Binding) -> BoundTerm:
-        target = [y.reshape(-1) for y in binding.target]
-        length = norm(target)
-
-        def value(at: Evaluation) -> Tensor:
-            product, square = products((g.flatten() for g in at.predicted), target)
-            return 1 - product / (torch.sqrt(square) * length)
-
-        return value
+        distance = cosine_distance([y.reshape(-1) for y in binding.target])
+        return lambda at: distance(g.flatten() for g in at.predicted)
 
 
 @dataclass(frozen=True)
@@ -96,12 +101,10 @@ class SupportCosine(Term):
         target = [y.reshape(-1) for y in binding.target]
         # None for a tensor without zeros, which needs no mask.
         masks = [None if bool((y != 0).all()) else y != 0 for y in target]
-        length = norm(target)
+        distance = cosine_distance(target)
 
         def value(at: Evaluation) -> Tensor:
             pairs = zip(at.predicted, masks, strict=True)
-            sent = (g.reshape(-1) if mask is None else g.reshape(-1) * mask for g, mask in pairs)
-            product, square = products(sent, target)
-            return 1 - product / (torch.sqrt(square) * length)
+            return distance(g.reshape(-1) if mask is None else g.reshape(-1) * mask for g, mask in pairs)
 
         return value

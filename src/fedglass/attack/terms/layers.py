@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, BoundTerm, Evaluation
-from fedglass.attack.terms.distance import norm, products
+from fedglass.attack.terms.distance import cosine_distance, products
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -91,14 +91,8 @@ class LayeredCosine(Term):
         depths = layer_depths(binding.names)
         step = (self.last - self.first) / max(1, max(depths))
         weights = [self.first + step * d for d in depths]
-        target = [y.reshape(-1) for y in binding.target]
-        length = norm(target, weights)
-
-        def value(at: Evaluation) -> Tensor:
-            product, square = products((g.reshape(-1) for g in at.predicted), target, weights)
-            return 1 - product / (torch.sqrt(square) * length)
-
-        return value
+        distance = cosine_distance([y.reshape(-1) for y in binding.target], weights)
+        return lambda at: distance(g.reshape(-1) for g in at.predicted)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from fedglass.core.types import Training
 from fedglass.defend.accounting import gaussian_epsilon, noise_multiplier_for
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.outpost import Outpost
-from fedglass.defend.pruning import MagnitudePruning
-from fedglass.defend.soteria import Soteria
+from fedglass.defend.pruning import MagnitudePruning, Soteria
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal, Transfer
