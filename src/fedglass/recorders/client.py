@@ -23,8 +23,7 @@ from fedglass.core.files import make_folder
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import failed_facts, model_facts, training_facts
-from fedglass.recorders.texts import NO_STEP
+from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import MANIFEST, OF_CLIENT, sheet
 from fedglass.recordings.reader import read_index
