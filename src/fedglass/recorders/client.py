@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +40,17 @@ Batches = Sequence[Sequence[int]]
 
 
 @contextmanager
-def log_and_continue(what: str) -> Iterator[None]:
+def log_and_continue(what: str, after_error: Callable[[], None] | None = None) -> Iterator[None]:
     """Log every error: a recorder must not lose a training that is done."""
     try:
         yield
+        return
     except FedglassError as error:
-        log.error("fedglass could not record %s. The training continues. %s", what, error)
+        log.error("fedglass %s. The training continues. %s", what, error)
     except Exception:  # any error; the server does not see a client's text of it
-        log.exception("fedglass could not record %s. The training continues.", what)
-
-
-@dataclass(frozen=True)
-class UserFacts:
-    """Facts that a running client does not show: its user declares them once."""
-
-    model: str | None = None
-    """The architecture as a plan names it, such as `task:Net`, if it is not the class that was trained."""
-    whitening: tuple[Sequence[float], Sequence[float]] | None = None
-    """Means and deviations of the normalisation of pixels, one for each channel."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Any other fact of the federation that a bundle has a name for, such as `class_names`."""
-
-    def of_federation(self) -> dict[str, Any]:
-        """Return the facts as a bundle names them."""
-        whitening = None if self.normalisation is None else _whitening_fact(self.normalisation)
-        declared = {"model": self.model, "whitening": whitening, **self.facts}
-        return {name: value for name, value in declared.items() if value is not None}
-
-    @property
-    def normalisation(self) -> Whitening | None:
-        if self.whitening is None:
-            return None
-        mean, std = (tuple(float(v) for v in values) for values in self.whitening)
-        return Whitening(mean, std)
+        log.exception("fedglass %s. The training continues.", what)
+    if after_error is not None:
+        after_error()
 
 
 class ClientRecorder:
@@ -81,13 +58,31 @@ class ClientRecorder:
 
     Args:
         truth: The folder for examples, which are private: the client has a folder of its own below. None keeps none.
+        model: The architecture as a plan names it, such as `task:Net`, if it is not the class that was trained.
+        whitening: Means and deviations of the normalisation of pixels, one for each channel.
+        facts: Any other fact of the federation that a running client does not show, such as `class_names`.
     """
 
-    def __init__(self, folder: str | Path, client: str, *, declared: UserFacts, truth: str | Path | None) -> None:
-        self.client, self.declared = client, declared
+    def __init__(
+        self,
+        folder: str | Path,
+        client: str,
+        *,
+        truth: str | Path | None = None,
+        model: str | None = None,
+        whitening: Sequence[Sequence[float]] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.client, self.model = client, model
         self.truth = None if truth is None else Path(truth) / folder_name(client)
+        self.whitening: Whitening | None = None
+        declared: dict[str, Any] = {"model": model}
+        if whitening is not None:
+            mean, std = (tuple(float(v) for v in values) for values in whitening)
+            self.whitening = Whitening(mean, std)
+            declared["whitening"] = _whitening_fact(self.whitening)
         self.writer = BundleWriter(folder, writer=client, resume=True)
-        self.writer.facts(declared.of_federation(), source="declared")
+        self.writer.facts({**declared, **(facts or {})}, source="declared")
 
     def reader(self) -> TrainingReader:
         """Return the observer of one training, to be entered around it."""
@@ -99,7 +94,7 @@ class ClientRecorder:
             log.warning(NO_STEP, self.client)
             return
         of_model = model_facts(reader.steps)
-        if self.declared.model is not None:
+        if self.model is not None:
             of_model.pop("model", None)
         self.writer.facts(of_model, source="read")
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
@@ -107,7 +102,7 @@ class ClientRecorder:
             facts["defences"] = [dict(defence) for defence in defences]
         self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.told(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
-            with log_and_continue(f"the examples of {self.client!r}"):
+            with log_and_continue(f"could not record the examples of {self.client!r}"):
                 self._write_truth(self.truth, index, reader)
 
     def _write_truth(self, folder: Path, index: int, reader: TrainingReader) -> None:
@@ -119,7 +114,7 @@ class ClientRecorder:
 
     def _whitening(self, inputs: Tensor) -> Whitening:
         """Return the declared normalisation, if the pixels do not contradict it, or the measured one."""
-        declared, measured = self.declared.normalisation, measured_whitening(inputs)
+        declared, measured = self.whitening, measured_whitening(inputs)
         if declared is not None:
             if measured is not None and not _same_whitening(declared, measured):
                 raise UsageError(
