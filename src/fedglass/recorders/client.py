@@ -157,7 +157,6 @@ def _add_to_truth(folder: Path, client: str, index: int, examples: tuple[Tensor,
         batches = [[rows[row] for row in batch] for batch in batches]
         order = {number: steps for (number, _), steps in truths.order.items()}
     make_folder(folder.parent)  # which would otherwise let others list the names of the clients
-    make_folder(folder)
     write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 

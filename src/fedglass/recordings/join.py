@@ -15,19 +15,18 @@ from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
+from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
     LONGEST,
-    MANIFEST,
     SavedParticipant,
     SavedRound,
     SavedTerms,
+    defence_name,
     read_saved_manifest,
     read_saved_parts,
 )
-from fedglass.recordings.texts import defence_name
 from fedglass.recordings.writer import BundleWriter, RoundWriter
 
 NAME = 200
@@ -197,6 +196,7 @@ def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> di
     return {
         **facts,
         **training.model_dump(include=same),
+        "batch_norm": training.batch_norm.value,
         "optimiser": training.optimiser.name,
         "options": training.optimiser.options,
         "batch_size": training.batch_size or participant.examples,

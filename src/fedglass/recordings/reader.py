@@ -94,11 +94,6 @@ class Bundle:
         """Return the entry of a client in a round."""
         return next((m for m in self.rounds[index].messages if m.client == client), None)
 
-    def of(self, client: str) -> dict[int, MessageFacts]:
-        """Return the entries of a client by round, also where it sent nothing."""
-        entries = {index: self.message(client, index) for index in self.rounds}
-        return {index: message for index, message in entries.items() if message is not None}
-
     def facts_of(self, client: str, index: int) -> FactSheet:
         """Return the facts of a client in a round; those of the round override those of all rounds."""
         message = self.message(client, index)
