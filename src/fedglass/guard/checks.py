@@ -12,6 +12,7 @@ same guesses without the message.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -120,16 +121,31 @@ def _check_decoys(request: CheckRequest, result: CheckResult, clock: Clock) -> C
 
 
 def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    """Run every attack from several starts until one shows an image or time is over."""
     attacks = attacks_for(request.out) if request.attacks is None else request.attacks
     if not attacks:
         return result
-    best = run_attacks(request, attacks, clock)
-    if best is None:
+    best: CheckResult | None = None
+    gate, target = request.gate, Target(request.out.observation(), request.out.truth())
+    with contextlib.suppress(OutOfTime):
+        for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
+            run = attack.shortened(FIRST) if start == 0 else attack
+            assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
+            hits = gate.hits(assessment.scores)
+            pairs = zip(assessment.shown_transformed, hits, strict=True)
+            transformed = sum(transformed and not hit for transformed, hit in pairs)
+            shown = sum(hits) + gate.partly(assessment.scores) + transformed
+            latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
+            if best is None or _rank(latest) > _rank(best):
+                best = latest
+            best = replace(best, starts=start)
+            if shown:
+                break
+    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
+    if best is None or not (best.shown or best.starts):
         raise OutOfTime
-    reasons = (Reason.RECOVERED,) if best.shown else ()
     oracle = any(oracle_facts(attack) for attack in attacks.values())
-    result = replace(result, reasons=reasons, oracle=oracle, attack=best.attack, starts=best.starts)
-    return replace(result, shown=best.shown, best=best.best)
+    return replace(best, reasons=(Reason.RECOVERED,) if best.shown else (), oracle=oracle)
 
 
 def missing_noise(request: CheckRequest) -> tuple[str, ...]:
@@ -276,30 +292,6 @@ def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
     else:
         name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.observation().facts else "inverting_gradients"
     return {name: recipe(name, labels=OracleLabels())}
-
-
-def run_attacks(request: CheckRequest, attacks: Mapping[str, AnyAttack], clock: Clock) -> CheckResult | None:
-    """Run every attack from several starts until one shows an image or time is over; None if no run was complete."""
-    best: CheckResult | None = None
-    gate, target = request.gate, Target(request.out.observation(), request.out.truth())
-    try:
-        for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
-            run = attack.shortened(FIRST) if start == 0 else attack
-            assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
-            hits = gate.hits(assessment.scores)
-            pairs = zip(assessment.shown_transformed, hits, strict=True)
-            transformed = sum(transformed and not hit for transformed, hit in pairs)
-            shown = sum(hits) + gate.partly(assessment.scores) + transformed
-            latest = CheckResult(attack=name, starts=start, shown=shown, best=_best(assessment, gate))
-            if best is None or _rank(latest) > _rank(best):
-                best = latest
-            best = replace(best, starts=start)
-            if shown:
-                break
-    except OutOfTime:
-        pass
-    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
-    return best if best is not None and (best.shown or best.starts) else None
 
 
 def _rank(result: CheckResult) -> tuple[int, float]:

@@ -201,14 +201,9 @@ def measured_whitening(inputs: Tensor) -> Whitening | None:
     """
     if inputs.dim() != 4 or not inputs.is_floating_point() or not inputs.shape[1]:
         return None
-    means, deviations = [], []
-    for channel in range(inputs.shape[1]):
-        whitening = _channel_whitening(torch.unique(inputs[:, channel].double()))
-        if whitening is None:
-            return None
-        means.append(whitening[0])
-        deviations.append(whitening[1])
-    return Whitening(tuple(means), tuple(deviations))
+    channels = [_channel_whitening(torch.unique(inputs[:, channel].double())) for channel in range(inputs.shape[1])]
+    measured = [channel for channel in channels if channel is not None]
+    return Whitening(*zip(*measured, strict=True)) if len(measured) == len(channels) else None
 
 
 def _channel_whitening(values: Tensor) -> tuple[float, float] | None:

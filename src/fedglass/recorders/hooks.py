@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -67,8 +67,20 @@ class FunctionListener(TorchFunctionMode):
 
 
 @contextmanager
-def listening_losses(on_call: OnCall) -> Iterator[None]:
-    """Tell a listener of losses in `torch.nn.functional`, in all threads."""
+def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Put other functions in a module, in all threads."""
+    plain = {name: getattr(module, name) for name in functions}
+    for name, function in functions.items():
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(module, name, function)
+
+
+def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
+    """Tell a listener of losses in `torch.nn.functional`."""
 
     def listening(function: Any) -> Any:
         @functools.wraps(function)
@@ -79,19 +91,11 @@ def listening_losses(on_call: OnCall) -> Iterator[None]:
 
         return call
 
-    plain = {function.__name__: function for function in LOSSES}
-    for name, function in plain.items():
-        setattr(F, name, listening(function))
-    try:
-        yield
-    finally:
-        for name, function in plain.items():
-            setattr(F, name, function)
+    return _replaced(F, {function.__name__: listening(function) for function in LOSSES})
 
 
-@contextmanager
-def listening_backward(on_root: Callable[[Tensor], None]) -> Iterator[None]:
-    """Tell a listener of what is differentiated, in all threads: `loss.backward()` calls `torch.autograd.backward`."""
+def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextManager[None]:
+    """Tell a listener of what is differentiated: `loss.backward()` calls `torch.autograd.backward`."""
     plain = torch.autograd.backward
 
     @functools.wraps(plain)
@@ -100,11 +104,7 @@ def listening_backward(on_root: Callable[[Tensor], None]) -> Iterator[None]:
             on_root(root)
         plain(tensors, *args, **options)
 
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = plain
+    return _replaced(torch.autograd, {"backward": backward})
 
 
 class TrainingReader:
@@ -157,7 +157,6 @@ class TrainingReader:
         )
         for handle in handles:
             self._open.callback(handle.remove)
-        self._open.callback(self._remove_handles)
         called = self._harmless(self._on_function)
         self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
         self._open.enter_context(listening_backward(self._harmless(self._on_backward)))
@@ -165,15 +164,13 @@ class TrainingReader:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
         trained = frozenset[int]().union(*(step.weights for step in self.steps))
         if any(_was_written(*write) for weight, write in self._versions.items() if weight in trained):
             self.steps[-1] = replace(self.steps[-1], by_hand=True)
         self._versions.clear()
-
-    def _remove_handles(self) -> None:
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
 
     def _harmless(self, listen: Callable[..., None]) -> Callable[..., None]:
         """Return the same listener, which never disturbs a training that it does not understand."""
@@ -207,9 +204,7 @@ class TrainingReader:
             self._passes.leave(module, output)
 
     def _on_begin(self, module: nn.Module) -> None:
-        for parameter in module.parameters():
-            if not parameter.requires_grad:
-                continue
+        for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
             if id(parameter) not in self._handles:
                 self._handles[id(parameter)] = on_accumulated(parameter, self._harmless(self._on_accumulated))
@@ -267,9 +262,7 @@ class TrainingReader:
         return Gradient(norm_before, norm_used, same_direction)
 
     def _after_step(self, optimiser: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if not self._observes_thread():
-            return
-        if not self._pending["weights"]:
+        if not self._observes_thread() or not self._pending["weights"]:
             return  # without a gradient nothing is stepped
         passes = [forward for forward in self._passes.since_step if forward.used]
         losses = [loss for loss in self._losses if loss.used]

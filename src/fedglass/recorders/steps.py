@@ -105,11 +105,14 @@ class ForwardPasses:
         if forward is not None and forward.inputs is None:
             return  # the output can depend on the weights alone
         if self._has_weights:
-            mark_as_network_output(outputs)
+            # In autograd's graph itself: a mark does not keep the graph alive.
+            for tensor in (tensor for tensor in outputs if tensor.grad_fn is not None):
+                _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
         if forward is None or not outputs:
             return
-        drew_random = not _same_state(self._generator, _generator_state(forward.inputs))
-        forward.drew_random = forward.drew_random or drew_random
+        now, begun = _generator_state(forward.inputs), self._generator
+        if begun is None or begun.shape != now.shape or not torch.equal(begun, now):
+            forward.drew_random = True
         if self._has_weights:
             forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
         if not any(forward is earlier for earlier in self.since_step):
@@ -141,10 +144,6 @@ def _generator_state(inputs: Tensor | None) -> Tensor:
     return torch.cuda.get_rng_state(inputs.device) if inputs is not None and inputs.is_cuda else torch.get_rng_state()
 
 
-def _same_state(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.equal(one, other)
-
-
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors among arguments or results, also within lists and dictionaries."""
     for value in values:
@@ -154,13 +153,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
         elif isinstance(value, Mapping):
             yield from tensors_in(value.values())
-
-
-def mark_as_network_output(outputs: Iterable[Tensor]) -> None:
-    """Mark outputs of a network in autograd's graph itself: a mark does not keep the graph alive."""
-    for tensor in outputs:
-        if tensor.grad_fn is not None:
-            _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
 
 
 def _marks(node: Any) -> dict[str, object]:

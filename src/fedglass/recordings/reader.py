@@ -19,9 +19,10 @@ import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
+from fedglass.models.names import Names, names_of
 from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
 from fedglass.recordings.format import (
     FORMAT,
@@ -35,6 +36,7 @@ from fedglass.recordings.format import (
     RoundRef,
     is_signed,
     overlay,
+    preferred,
     sheet,
 )
 
@@ -104,6 +106,11 @@ class Bundle:
         """Return the tensors of a file, in the order in which they were sent."""
         return dict(self._cache.read(self.folder, ref))
 
+    def names(self, ref: FileRef, model: nn.Module) -> Names:
+        """Return how the names in a file lead to those of a model."""
+        arrays = [(array.name, tuple(array.shape)) for array in ref.arrays]
+        return names_of(arrays, model, str(self.folder / ref.file))
+
 
 def read_bundle(folder: str | Path) -> Bundle:
     """Read the bundle in a folder, and check every file of it.
@@ -158,6 +165,17 @@ def files_of(round_: RoundFacts) -> Iterator[FileRef]:
     """Yield all tensor files of a round."""
     of_clients = [ref for message in round_.messages for ref in (message.sent, message.received)]
     yield from (ref for ref in (round_.sent, *of_clients, round_.aggregated) if ref is not None)
+
+
+def present_clients(round_: RoundFacts) -> tuple[str, ...]:
+    """Return the clients that sent something in a round."""
+    return tuple(message.client for message in round_.messages if message.absent is None)
+
+
+def aggregated_clients(round_: RoundFacts) -> tuple[str, ...]:
+    """Return the clients in the aggregate of a round."""
+    accepted = preferred(sheet(round_.facts), "kept")
+    return tuple(name for name in present_clients(round_) if accepted is None or name in accepted)
 
 
 def equal_up_to_rounding(one: Tensor, other: Tensor) -> bool:

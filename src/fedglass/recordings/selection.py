@@ -19,10 +19,9 @@ from torch import nn
 
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.tensors import Params
-from fedglass.models.names import names_of
-from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, FileRef, RoundFacts, preferred, sheet
+from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, FileRef, preferred
 from fedglass.recordings.observed import contradictions_of
-from fedglass.recordings.reader import Bundle
+from fedglass.recordings.reader import Bundle, aggregated_clients, present_clients
 from fedglass.recordings.sizes import large_metrics
 from fedglass.recordings.transcript import TranscriptReader
 
@@ -69,17 +68,13 @@ class Selection:
 
     def respondents(self, index: int) -> tuple[str, ...]:
         """Return the clients that revealed something in a round: a server also sees updates that its rule rejects."""
-        return self.aggregated_clients(index) if self.view == "aggregate" else _present(self.bundle.rounds[index])
+        return (
+            self.aggregated_clients(index) if self.view == "aggregate" else present_clients(self.bundle.rounds[index])
+        )
 
     def aggregated_clients(self, index: int) -> tuple[str, ...]:
         """Return the clients in the aggregate of a round."""
-        round_ = self.bundle.rounds[index]
-        accepted = preferred(sheet(round_.facts), "kept")
-        return tuple(name for name in _present(round_) if accepted is None or name in accepted)
-
-
-def _present(round_: RoundFacts) -> tuple[str, ...]:
-    return tuple(message.client for message in round_.messages if message.absent is None)
+        return aggregated_clients(self.bundle.rounds[index])
 
 
 def select_messages(
@@ -230,8 +225,7 @@ def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByC
     for index in selection.rounds:
         round_ = bundle.rounds[index]
         sent = round_.sent or next(message.sent for message in round_.messages if message.sent is not None)
-        names = names_of([(a.name, tuple(a.shape)) for a in sent.arrays], model, str(bundle.folder / sent.file))
-        for finding in contradictions_of(bundle, index, names.model):
+        for finding in contradictions_of(bundle, index, bundle.names(sent, model).model):
             if not finding.statistics_only:
                 key = (finding.round, finding.client)
                 contradictions[key] = (*contradictions.get(key, ()), finding.text)
@@ -296,8 +290,7 @@ def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterato
             aliases[name] = first
     if not aliases:
         return
-    names = names_of([(a.name, tuple(a.shape)) for a in ref.arrays], model, str(bundle.folder / ref.file))
-    sent = names.applied(bundle.arrays(ref))
+    sent = bundle.names(ref, model).applied(bundle.arrays(ref))
     for name, first in aliases.items():
         if name in sent and (first not in sent or not torch.equal(sent[name], sent[first])):
             yield name
