@@ -184,13 +184,12 @@ class Guard:
             return self.refused(Reason.STRUCTURE)
         # Untrained parameters that were not sent are unchanged.
         untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
+        unmoved = {name: 0 * tensor for name, tensor in untrained.items()}
         return self.check(
             model,
             {**received, **untrained},
             after=None if sent_after is None else {**sent_after, **untrained},
-            update=None
-            if sent_update is None
-            else {**sent_update, **{name: 0 * tensor for name, tensor in untrained.items()}},
+            update=None if sent_update is None else {**sent_update, **unmoved},
             examples=observed.examples,
             labels=observed.labels,
             training=observed.training,

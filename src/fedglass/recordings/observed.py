@@ -168,8 +168,17 @@ def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]
     clip, std = _clip_and_noise(defences)
     if clip is not None and weights:
         yield from _in_clipping(weights, clip, std)
-    if std:
-        yield from _in_noise(weights, std)
+    # Tensors with entries smaller than the noise cannot have it, whatever the data are.
+    quiet = [name for name, tensor in weights.items() if std and _is_quiet(tensor, std)]
+    if quiet:
+        yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
+
+
+def _is_quiet(tensor: Tensor, std: float) -> bool:
+    """Check whether a tensor holds less than the noise; a single entry does if it is a whole number."""
+    if tensor.numel() == 1:
+        return float(tensor) == round(float(tensor))
+    return tensor.numel() > 1 and float(tensor.square().mean().sqrt()) < least_noise(std, tensor.numel())
 
 
 def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[str]:
@@ -198,18 +207,6 @@ def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
     if scalars and arrays and _norm(arrays) <= longest:
         why = f"0-d tensors escaped the clipping ({some(scalars)})"
     yield f"the update's norm is {_norm(update):.4g} where at most {clip:g} is declared: {why}"
-
-
-def _in_noise(update: State, std: float) -> Iterator[str]:
-    """Name tensors whose entries are smaller than the noise, which cannot be, whatever the data are."""
-    integers = [
-        name for name, tensor in update.items() if tensor.numel() == 1 and float(tensor) == round(float(tensor))
-    ]
-    several = {name: tensor for name, tensor in update.items() if tensor.numel() > 1}
-    small = [name for name, t in several.items() if float(t.square().mean().sqrt()) < least_noise(std, t.numel())]
-    quiet = [name for name in update if name in (*integers, *small)]
-    if quiet:
-        yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
 
 def _norm(tensors: State) -> float:

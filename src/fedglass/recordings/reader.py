@@ -267,7 +267,13 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     participants = [message.client for message in round_.messages]
     _check_unique(path, "client", participants)
     for message in round_.messages:
-        _check_message(path, round_.index, message, clients)
+        if message.client not in clients:
+            _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
+        position = clients.index(message.client)
+        _check_file_name(path, message.received, f"round-{round_.index:05}-client-{position:05}.safetensors")
+        _check_file_name(path, message.sent, f"round-{round_.index:05}-sent-{position:05}.safetensors")
+        if message.absent is not None and message.received is not None:
+            _refuse(path, f"says that {message.client!r} was absent, and has its message")
     for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
         _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
     unknown = [
@@ -276,16 +282,6 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     if unknown:
         _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
     return round_
-
-
-def _check_message(path: Path, index: int, message: MessageFacts, clients: list[str]) -> None:
-    if message.client not in clients:
-        _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
-    position = clients.index(message.client)
-    _check_file_name(path, message.received, f"round-{index:05}-client-{position:05}.safetensors")
-    _check_file_name(path, message.sent, f"round-{index:05}-sent-{position:05}.safetensors")
-    if message.absent is not None and message.received is not None:
-        _refuse(path, f"says that {message.client!r} was absent, and has its message")
 
 
 def _check_file_name(path: Path, ref: FileRef | None, expected: str) -> None:

@@ -173,14 +173,33 @@ def load_transcript(directory: Path, model: nn.Module) -> Transcript:
     """Read the transcript of a directory; `model` is the architecture, which no file contains."""
     manifest = read_saved_manifest(directory)
     rounds = {saved.index: _read_round(directory, saved, model) for saved in manifest.rounds}
-    _check_order(directory, rounds)
+    for index, round_ in rounds.items():
+        following = rounds.get(index + 1)
+        if following is not None and not all(_continues(round_, following, name) for name in round_.before):
+            raise DataError(
+                f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
+                "rounds or federations were mixed; save the transcript again."
+            )
     return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
 
 
 def read_saved_manifest(directory: Path) -> SavedManifest:
     """Read the manifest of a saved transcript, and check that every round, client and participant comes once."""
     path = directory / MANIFEST
-    manifest = _parse_manifest(path)
+    text = read_saved_bytes(path, LONGEST)
+    try:
+        content = json.loads(text)
+        version = content.get("format") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise DataError(
+                f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
+            )
+        manifest = SavedManifest.model_validate(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not the manifest of a transcript ({first_problem(error)}): it is damaged or of another kind; "
+            "save the transcript again."
+        ) from error
     rounds, clients = [str(saved.index) for saved in manifest.rounds], manifest.terms.clients
     twice = next((name for names in (rounds, clients) for name, n in Counter(names).items() if n > 1), None)
     if twice is not None:
@@ -196,23 +215,6 @@ def read_saved_manifest(directory: Path) -> SavedManifest:
                 "participants, each once: save the transcript again."
             )
     return manifest
-
-
-def _parse_manifest(path: Path) -> SavedManifest:
-    text = read_saved_bytes(path, LONGEST)
-    try:
-        content = json.loads(text)
-        version = content.get("format") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > FORMAT:
-            raise DataError(
-                f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
-            )
-        return SavedManifest.model_validate(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not the manifest of a transcript ({first_problem(error)}): it is damaged or of another kind; "
-            "save the transcript again."
-        ) from error
 
 
 def _terms(path: Path, saved: SavedTerms) -> Terms:
@@ -241,29 +243,12 @@ def _read_round(directory: Path, saved: SavedRound, model: nn.Module) -> Round:
         participants = tuple(participant.value() for participant in saved.participants)
     except (FedglassError, ValueError, TypeError) as error:
         raise DataError(f"{directory / MANIFEST}: round {saved.index}: {error}") from error
-    return Round(
-        models["before"],
-        models["buffers"],
-        participants,
-        tuple(messages),
-        models["step"],
-        models["after"],
-        tuple(saved.kept),
-    )
-
-
-def _check_order(directory: Path, rounds: Mapping[int, Round]) -> None:
-    """Check that a round starts where the one before it ended, but for the rounding of a difference of two models."""
-    for index, round_ in rounds.items():
-        following = rounds.get(index + 1)
-        if following is not None and not all(_continues(round_, following, name) for name in round_.before):
-            raise DataError(
-                f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
-                "rounds or federations were mixed; save the transcript again."
-            )
+    before, buffers, step, after = (models[part] for part in like)
+    return Round(before, buffers, participants, tuple(messages), step, after, tuple(saved.kept))
 
 
 def _continues(round_: Round, following: Round, name: str) -> bool:
+    """Check that a round starts where the one before it ended, but for the rounding of a difference of two models."""
     before, step = round_.before[name], round_.step[name]
     after, sent_next = (tensor.nan_to_num() for tensor in (before + step, following.before[name]))
     if torch.equal(after, sent_next):

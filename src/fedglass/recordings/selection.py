@@ -105,7 +105,12 @@ def select_messages(
         wanted: Sequence[int] = _rounds_with_every_client(replace(everything, rounds=usable))
     else:
         wanted = usable if rounds == "all" else rounds
-    _check_rounds(bundle, wanted, reasons)
+    for index in wanted:
+        if index not in reasons:
+            recorded = ", ".join(map(str, list(reasons)[:20]))
+            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {recorded}.")
+        if reasons[index]:
+            raise UsageError(f"recording.rounds cannot have {index}: {reasons[index]}; choose another.")
     selection = replace(everything, rounds=tuple(dict.fromkeys(wanted)))
     count = sum(
         1 if selection.view == "aggregate" else len(selection.clients_with_updates(index)) for index in selection.rounds
@@ -170,15 +175,6 @@ def _unaudited(selection: Selection, meant: Sequence[int]) -> tuple[str, ...]:
     respondents = dict.fromkeys(name for index in meant for name in selection.respondents(index))
     audited = {name for index in selection.rounds for name in selection.audited_clients(index)}
     return tuple(name for name in respondents if name not in audited)
-
-
-def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]) -> None:
-    for index in wanted:
-        if index not in reasons:
-            recorded = ", ".join(map(str, list(reasons)[:20]))
-            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {recorded}.")
-        if reasons[index]:
-            raise UsageError(f"recording.rounds cannot have {index}: {reasons[index]}; choose another.")
 
 
 def _skipped(selection: Selection, usable: Sequence[int], reasons: dict[int, str]) -> Iterator[str]:
