@@ -136,7 +136,7 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
             transformed = sum(transformed and not hit for transformed, hit in pairs)
             shown = sum(hits) + gate.partly(assessment.scores) + transformed
             latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
-            if best is None or _rank(latest) > _rank(best):
+            if best is None or (shown, latest.best or 0.0) > (best.shown or 0, best.best or 0.0):
                 best = latest
             best = replace(best, starts=start)
             if shown:
@@ -292,10 +292,6 @@ def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
     else:
         name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.observation().facts else "inverting_gradients"
     return {name: recipe(name, labels=OracleLabels())}
-
-
-def _rank(result: CheckResult) -> tuple[int, float]:
-    return result.shown or 0, result.best or 0.0
 
 
 def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:

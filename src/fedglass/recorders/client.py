@@ -216,12 +216,9 @@ def _channel_whitening(values: Tensor) -> tuple[float, float] | None:
     if float((levels - levels.round()).abs().max()) > 0.02:
         return None
     std = 1 / (high - low)
-    return _rounded(-low * std), _rounded(std)
-
-
-def _rounded(value: float) -> float:
-    """Drop the last digits, which are the rounding of single precision."""
-    return 0.0 if abs(value) < 1e-6 else float(f"{value:.5g}")
+    # Without the last digits, which are the rounding of single precision.
+    mean, deviation = (0.0 if abs(value) < 1e-6 else float(f"{value:.5g}") for value in (-low * std, std))
+    return mean, deviation
 
 
 def pixels_of(client: str, inputs: Tensor, whitening: Whitening) -> Tensor:

@@ -22,7 +22,6 @@ from fedglass.recordings.saved import (
     LONGEST,
     SavedParticipant,
     SavedRound,
-    SavedTerms,
     defence_name,
     read_saved_manifest,
     read_saved_parts,
@@ -128,9 +127,17 @@ def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     Updates are bit-identical; of the defences only the names are known.
     """
     manifest = read_saved_manifest(saved)
-    writer = BundleWriter(into, writer="a saved transcript", facts=_federation_facts(manifest.terms))
-    for client in manifest.terms.clients:
-        texts = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
+    terms = manifest.terms
+    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
+    facts = {
+        **terms.model_dump(include={"shape", "classes", "class_names"}),
+        "whitening": {"mean": terms.mean, "std": terms.std},
+        "rule": rule,
+        "behaviours": terms.behaviours,
+    }
+    writer = BundleWriter(into, writer="a saved transcript", facts=facts)
+    for client in terms.clients:
+        texts = None if terms.defences is None else terms.defences.get(client, [])
         defences = None if texts is None else [{"name": defence_name(text)[:NAME]} for text in texts]
         writer.training(client, None, {"defences": defences})
     for round_ in manifest.rounds:
@@ -162,18 +169,6 @@ def _moved_buffers(saved: Path, before: Mapping[str, Tensor], after: Mapping[str
     if any(name not in before or before[name].shape != tensor.shape for name, tensor in after.items()):
         raise DataError(f"{saved} has other running statistics after a round than before: save the transcript again.")
     return subtract(after, {name: before[name] for name in after})
-
-
-def _federation_facts(terms: SavedTerms) -> dict[str, Any]:
-    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
-    return {
-        "shape": terms.shape,
-        "classes": terms.classes,
-        "class_names": terms.class_names,
-        "whitening": {"mean": terms.mean, "std": terms.std},
-        "rule": rule,
-        "behaviours": terms.behaviours,
-    }
 
 
 def _constant_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
