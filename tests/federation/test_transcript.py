@@ -21,7 +21,7 @@ from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Participant, Transcript
 from fedglass.federation.truth import Truths
-from fedglass.recordings.saved import MANIFEST
+from fedglass.recordings.format import MANIFEST
 
 TRAININGS = [
     Training(0.2, epochs=2, batch_size=3),

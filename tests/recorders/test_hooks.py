@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
-from fedglass.guard.observed_training import observed_training as seen_by_guard
-from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.passes import LOSSES
+from fedglass.guard.guard import observed_training as seen_by_guard
+from fedglass.recorders.hooks import LOSSES, TrainingReader
 from fedglass.recorders.read import model_facts, training_facts
 
 EXAMPLES = 10

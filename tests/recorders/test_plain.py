@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import fedglass
 from fedglass.core.errors import UsageError
 from fedglass.federation.truth import Truths
-from fedglass.recorders.client import ClientRecorder, UserFacts
+from fedglass.recorders.client import ClientRecorder
 from fedglass.recordings.format import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
@@ -252,7 +252,7 @@ def test_a_training_that_nobody_could_see_is_said_not_to_be_seen(
 
 def test_of_a_round_that_is_run_again_nothing_is_left_of_the_first_time(tmp_path: Path) -> None:
     """A client's folder that an earlier run has written to: its one learning rate would stand beside many."""
-    recorder = ClientRecorder(tmp_path / "a", "a", declared=UserFacts(), truth=None)
+    recorder = ClientRecorder(tmp_path / "a", "a")
     for decays in (False, True):
         model = network()
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

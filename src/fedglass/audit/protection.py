@@ -20,7 +20,7 @@ from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.models.network import Network
-from fedglass.recordings.texts import defence_text
+from fedglass.recordings.saved import defence_text
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""

@@ -12,6 +12,7 @@ same guesses without the message.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -106,7 +107,7 @@ def _check_replay(request: CheckRequest, result: CheckResult, clock: Clock) -> C
 def _check_noise(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
     if not request.protected.noisy:
         return result
-    lacking = missing_noise(request.out, request.claim, request.protected, request.last)
+    lacking = missing_noise(request)
     return replace(result, escaped=lacking, reasons=(Reason.NOISE,) if lacking else ())
 
 
@@ -114,30 +115,46 @@ def _check_decoys(request: CheckRequest, result: CheckResult, clock: Clock) -> C
     if request.false_alarms == 0:
         return result
     count = decoys_for(request.false_alarms)
-    p = membership_rank(request.out, request.claim, request.protected, count, request.seed, clock)
+    p = membership_rank(request, count, clock)
     result = replace(result, p_value=p, decoys=count)
     return replace(result, reasons=(Reason.SINGLED_OUT,)) if p <= request.false_alarms else result
 
 
 def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
+    """Run every attack from several starts until one shows an image or time is over."""
     attacks = attacks_for(request.out) if request.attacks is None else request.attacks
     if not attacks:
         return result
-    best = run_attacks(request.out, attacks, request.gate, request.starts, request.seed, clock)
-    if best is None:
+    best: CheckResult | None = None
+    gate, target = request.gate, Target(request.out.observation(), request.out.truth())
+    with contextlib.suppress(OutOfTime):
+        for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
+            run = attack.shortened(FIRST) if start == 0 else attack
+            assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
+            hits = gate.hits(assessment.scores)
+            pairs = zip(assessment.shown_transformed, hits, strict=True)
+            transformed = sum(transformed and not hit for transformed, hit in pairs)
+            shown = sum(hits) + gate.partly(assessment.scores) + transformed
+            latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
+            if best is None or (shown, latest.best or 0.0) > (best.shown or 0, best.best or 0.0):
+                best = latest
+            best = replace(best, starts=start)
+            if shown:
+                break
+    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
+    if best is None or not (best.shown or best.starts):
         raise OutOfTime
-    reasons = (Reason.RECOVERED,) if best.shown else ()
     oracle = any(oracle_facts(attack) for attack in attacks.values())
-    result = replace(result, reasons=reasons, oracle=oracle, attack=best.attack, starts=best.starts)
-    return replace(result, shown=best.shown, best=best.best)
+    return replace(best, reasons=(Reason.RECOVERED,) if best.shown else (), oracle=oracle)
 
 
-def missing_noise(out: Outbound, claim: Claim, protected: Protected, last: Params | None) -> tuple[str, ...]:
+def missing_noise(request: CheckRequest) -> tuple[str, ...]:
     """Return where the declared noise is missing: tensors, or tests that the whole message fails.
 
     Buffers are not trained, and a defence of the parameters' update leaves them as they are: where they move they
-    leave without noise. `last` is the last update that left, in which the same noise must not be.
+    leave without noise. The same noise must not be in the last update that left.
     """
+    out, claim, protected = request.out, request.claim, request.protected
     # Drawn orders would be another noise, of a size that was not declared.
     if not has_fixed_order(claim):
         return tuple(out.parameters)
@@ -146,7 +163,7 @@ def missing_noise(out: Outbound, claim: Claim, protected: Protected, last: Param
     std = _std(claim, protected)
     if std is None:
         return (*bare, *tensors_with_less_noise(claim, protected.protection, plain))
-    reused_in = {} if last is None else {"the last update": last}
+    reused_in = {} if request.last is None else {"the last update": request.last}
     refuted = refutations(residual_of(claim, plain, std, others=reused_in, sent_as_weights=True))
     return (*bare, *dict.fromkeys(refutation.tensor or refutation.test.replace("_", " ") for refutation in refuted))
 
@@ -173,15 +190,16 @@ def decoys_for(false_alarms: float) -> int:
     return math.ceil(1 / false_alarms - 1e-9) - 1
 
 
-def membership_rank(out: Outbound, claim: Claim, protected: Protected, decoys: int, seed: int, clock: Clock) -> float:
+def membership_rank(request: CheckRequest, decoys: int, clock: Clock) -> float:
     """Return the rank of the true images among decoys under the true labels, as a share of all.
 
     It is the chance of so good a rank if the message revealed nothing of the images.
     """
-    plain = claim.protected_by(protected.noiseless)
+    claim = request.claim
+    plain = claim.protected_by(request.protected.noiseless)
     (client,) = plain.clients
     messages = [_flat_message(plain)]
-    for images in decoys_of(out, decoys, seed):
+    for images in decoys_of(request.out, decoys, request.seed):
         clock.check()
         messages.append(_flat_message(replace(plain, clients=(client.with_examples(images, client.labels),))))
     sent = torch.cat([claim.update[name].double().flatten() for name in claim.before])
@@ -274,36 +292,6 @@ def attacks_for(out: Outbound) -> dict[str, AnyAttack]:
     else:
         name = "coarse_to_fine_statistics" if Fact.STATISTICS in out.observation().facts else "inverting_gradients"
     return {name: recipe(name, labels=OracleLabels())}
-
-
-def run_attacks(
-    out: Outbound, attacks: Mapping[str, AnyAttack], gate: Gate, starts: int, seed: int, clock: Clock
-) -> CheckResult | None:
-    """Run every attack from several starts until one shows an image or time is over; None if no run was complete."""
-    best: CheckResult | None = None
-    target = Target(out.observation(), out.truth())
-    try:
-        for start, (name, attack) in itertools.product(range(starts + 1), attacks.items()):
-            run = attack.shortened(FIRST) if start == 0 else attack
-            assessment = one_run(run, target, gate, derive(seed, name, start), clock)
-            hits = gate.hits(assessment.scores)
-            pairs = zip(assessment.shown_transformed, hits, strict=True)
-            transformed = sum(transformed and not hit for transformed, hit in pairs)
-            shown = sum(hits) + gate.partly(assessment.scores) + transformed
-            latest = CheckResult(attack=name, starts=start, shown=shown, best=_best(assessment, gate))
-            if best is None or _rank(latest) > _rank(best):
-                best = latest
-            best = replace(best, starts=start)
-            if shown:
-                break
-    except OutOfTime:
-        pass
-    # A run of an eighth of the iterations shows what leaks, but not that nothing does.
-    return best if best is not None and (best.shown or best.starts) else None
-
-
-def _rank(result: CheckResult) -> tuple[int, float]:
-    return result.shown or 0, result.best or 0.0
 
 
 def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clock) -> Assessment:

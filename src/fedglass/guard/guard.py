@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.core.errors import UsageError
-from fedglass.core.tensors import Params
+from fedglass.core.errors import UpdateError, UsageError
+from fedglass.core.tensors import COUNTER, Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard.checks import CheckRequest
-from fedglass.guard.observed_training import observed_training, under_model_names
 from fedglass.guard.outbound import (
     Clip,
     Outbound,
@@ -27,15 +27,21 @@ from fedglass.guard.outbound import (
     static_checks,
 )
 from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy, Reason
-from fedglass.guard.runners import Runner, SubprocessRunner, failed_checks
-from fedglass.models.names import unwrap
+from fedglass.guard.runners import InlineRunner, SubprocessRunner, failed_checks
+from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
+from fedglass.recorders.read import Reservation, training_facts
+from fedglass.recorders.steps import ObservedStep
+from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS, FactSheet
+from fedglass.recordings.training_facts import CROSS_ENTROPY, training_of_batches
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
 BROKEN = {Reason.STRUCTURE, Reason.FAULT, Reason.UNWATCHED}
 """Reasons after which nothing is known of what left."""
 POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
+REPLAYED = {Reservation.WRITTEN_BY_HAND, Reservation.ODD_BATCHES}
+"""Reservations that the replay of the very batches settles: weights that were written to may hold declared noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +78,7 @@ class Guard:
     gate: Gate = field(default_factory=Gate)
     whitening: Whitening | None = None
     """Between pixels and the network's inputs; None takes each channel's range."""
-    runner: Runner = field(default_factory=SubprocessRunner)
+    runner: InlineRunner | SubprocessRunner = field(default_factory=SubprocessRunner)
     seed: int = 0
     memory: GuardMemory = field(default_factory=GuardMemory, repr=False)
 
@@ -120,20 +126,17 @@ class Guard:
         augmentation makes several of one.
         """
         start = time.monotonic()
-
-        def outbound() -> Outbound:
+        try:
             if (after is None) == (update is None):
                 raise UsageError("Guard.check needs either `after` or `update`.")
             leaving = after if update is None else update
             assert leaving is not None, "one of both is given"
-            if update is not None and not has_wrong_layout(before, update):  # a wrong layout is refused later
-                leaving = {name: before[name] + tensor for name, tensor in update.items()}
+            added = None if update is None or has_wrong_layout(before, update) else update  # or it is refused later
+            if added is not None:
+                leaving = {name: before[name] + tensor for name, tensor in added.items()}
             rows = None if batches is None else tuple(tuple(int(i) for i in rows) for rows in batches)
-            return Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
-
-        try:
-            out = outbound()
-            if update is not None and not has_wrong_layout(before, update) and loses_precision(out, update):
+            out = Outbound(model, before, leaving, examples, labels, training, rows, self.whitening, others)
+            if added is not None and loses_precision(out, added):
                 report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
             else:
                 report = self._checked(out, distinct, start)
@@ -181,13 +184,12 @@ class Guard:
             return self.refused(Reason.STRUCTURE)
         # Untrained parameters that were not sent are unchanged.
         untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
+        unmoved = {name: 0 * tensor for name, tensor in untrained.items()}
         return self.check(
             model,
             {**received, **untrained},
             after=None if sent_after is None else {**sent_after, **untrained},
-            update=None
-            if sent_update is None
-            else {**sent_update, **{name: 0 * tensor for name, tensor in untrained.items()}},
+            update=None if sent_update is None else {**sent_update, **unmoved},
             examples=observed.examples,
             labels=observed.labels,
             training=observed.training,
@@ -243,7 +245,14 @@ class Guard:
         # Another seed in each round: where one start fails, the next may recover images.
         seed = self.seed + self.counts.checked
         request = CheckRequest(
-            out, self.protected, self.false_alarms, self.attacks, self.starts, self.gate, seed, self.memory.sent
+            out.on_cpu(),
+            self.protected,
+            self.false_alarms,
+            self.attacks,
+            self.starts,
+            self.gate,
+            seed,
+            self.memory.sent,
         )
         examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
@@ -252,3 +261,91 @@ class Guard:
 def _distinct(out: Outbound) -> int:
     """Return the number of different examples: one that is repeated a hundred times is one."""
     return len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
+
+
+# Trainings that were observed while the client ran them: the examples need not be handed to the guard.
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedTraining:
+    """The network that a client trained, its examples and its training."""
+
+    model: nn.Module
+    examples: Tensor  # (n, c, h, w), as the network was fed
+    labels: Tensor  # (n,)
+    training: Training
+    batches: tuple[tuple[int, ...], ...]
+    """The rows of each local step."""
+    untrained: tuple[str, ...] = ()
+    """The parameters that no step moved."""
+
+
+def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> ObservedTraining:
+    """Return what was observed; raise UsageError if it cannot be replayed.
+
+    Args:
+        noisy_steps: Whether a defence is declared that changes gradients, as DP-SGD does.
+    """
+    steps = reader.steps
+    if reader.fault:
+        raise UsageError(f"The training cannot be replayed: observing it failed ({reader.fault}).")
+    if not steps:
+        raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
+    facts = training_facts(steps)
+    settled = [r.identifier for r in REPLAYED | ({Reservation.CHANGED_GRADIENTS} if noisy_steps else set())]
+    reservations = zip(facts.get(RESERVATION_IDS, ()), facts.get(RESERVATIONS, ()), strict=True)
+    sentences = [sentence for reservation, sentence in reservations if reservation not in settled]
+    if sentences or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
+        raise UsageError(f"The training cannot be replayed: {' '.join(sentences) or 'its loss is not cross entropy.'}")
+    model = steps[-1].module
+    if model is None or any(step.module is not model or step.labels is None for step in steps):
+        raise UsageError("The training cannot be replayed: the network or the labels were not observed.")
+    if any(step.shape is None or len(step.shape) != 3 for step in steps):
+        raise UsageError("The training cannot be replayed: the inputs of the network are not images.")
+    examples = dict.fromkeys(example for step in steps for example in _labelled(step))
+    row_of = {example: row for row, example in enumerate(examples)}
+    sheet: FactSheet = {name: {"read": value} for name, value in facts.items()}
+    training = training_of_batches(sheet, [step.examples for step in steps], len(examples))
+    if training is None:
+        raise UsageError("The training cannot be replayed: its optimiser, with its options, is not known.")
+    return ObservedTraining(
+        model,
+        torch.stack([reader.inputs[digest] for digest, _ in examples]),
+        torch.tensor([label for _, label in examples], dtype=torch.int64),
+        training,
+        tuple(tuple(row_of[example] for example in _labelled(step)) for step in steps),
+        tuple(facts.get("untrained", ())),
+    )
+
+
+def _labelled(step: ObservedStep) -> list[tuple[bytes, int]]:
+    """Return the digest and the label of each example of a step: one image under two labels is two examples."""
+    return list(zip(step.rows, step.labels or (), strict=True))
+
+
+def under_model_names(
+    arrays: Mapping[str, Tensor], model: nn.Module, untrained: Collection[str] = ()
+) -> dict[str, Tensor] | None:
+    """Return the same tensors under the model's names, in the model's order; None if they are not the model's.
+
+    Parameters that are not trained may be missing. So may counters of batches, or all buffers.
+
+    >>> network = nn.Linear(1, 1)
+    >>> weight, bias = network.state_dict().values()
+    >>> list(under_model_names({"net.bias": bias, "net.weight": weight}, network))
+    ['weight', 'bias']
+    >>> under_model_names({"net.bias": bias}, network) is None
+    True
+    """
+    try:
+        sent = [(name, tuple(tensor.shape)) for name, tensor in arrays.items()]
+        matched = names_of(sent, model, "The message", untrained).applied(arrays)
+    except UpdateError:
+        return None
+    parameters = {name for name, _ in model.named_parameters()}
+    missing = [name for name in model.state_dict() if name not in matched and name not in untrained]
+    without_buffers = all(name in parameters for name in matched)
+    for name in missing:
+        if name in parameters or not (without_buffers or name.endswith(COUNTER)):
+            return None
+    return {name: matched[name] for name in model.state_dict() if name in matched}

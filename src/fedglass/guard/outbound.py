@@ -24,8 +24,8 @@ from fedglass.defend.noise import Clip as ClipAll
 from fedglass.defend.noise import GaussianNoise
 from fedglass.federation.transcript import unmoved_parameters
 from fedglass.federation.truth import Examples, Truth
-from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.fl.release import Chain, Outgoing, Protection, Release
+from fedglass.fl.local import MeanGradient
+from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.guard.report import Reason
 from fedglass.models.fixed import can_be_fixed, with_fixed
 from fedglass.models.network import Network
@@ -195,15 +195,6 @@ def has_wrong_counters(out: Outbound) -> bool:
     return not counted <= {0.0, float(out.steps)}
 
 
-def has_unexplained_buffers(out: Outbound) -> bool:
-    """Return whether a buffer moved that the replayed training does not move: its content is unchecked."""
-    return bool(set(moved_others(out.before, out.after)) - set(out.parameters))
-
-
-def finite(params: Params) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
-
-
 def exceeds_clip(out: Outbound, clip: Clip) -> bool:
     """Return whether the message is longer than clipping without noise allows; without a bound no tensor may move."""
     if not isinstance(clip, Mapping):
@@ -214,17 +205,18 @@ def exceeds_clip(out: Outbound, clip: Clip) -> bool:
 
 def static_checks(out: Outbound) -> tuple[Reason, ...]:
     """Return the reasons against an update that need no computation."""
-    names = {name for name, _ in (*out.model.named_parameters(), *out.model.named_buffers())}
-    if has_wrong_layout(out.before, out.after) or not set(out.parameters) <= set(out.after) <= names:
-        return (Reason.STRUCTURE,)
     shapes = {name: tensor.shape for name, tensor in (*out.model.named_parameters(), *out.model.named_buffers())}
+    if has_wrong_layout(out.before, out.after) or not set(out.parameters) <= set(out.after) <= set(shapes):
+        return (Reason.STRUCTURE,)
     if any(tensor.shape != shapes[name] for name, tensor in out.after.items()):
         return (Reason.STRUCTURE,)
-    if not finite(out.after):
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in out.after.values()):
         return (Reason.NOT_FINITE,)
     if has_wrong_counters(out):
         return (Reason.STRUCTURE,)
-    return (Reason.NOT_EXPLAINED,) if has_unexplained_buffers(out) else ()
+    # A buffer that the replayed training does not move has content that is not checked.
+    unexplained = set(moved_others(out.before, out.after)) - set(out.parameters)
+    return (Reason.NOT_EXPLAINED,) if unexplained else ()
 
 
 @dataclass(frozen=True)
@@ -272,21 +264,18 @@ class Protected:
     @property
     def protection(self) -> Protection:
         """The protection as declared, to be run again."""
-        parts = self._clipping() + ([GaussianNoise(self.std)] if self.std > 0 else [])
-        return Protection(self.dpsgd or MeanGradient(), Chain(tuple(parts))) if parts else self._within(self.dpsgd)
+        return self._protection(self.dpsgd, self.std)
 
     @property
     def noiseless(self) -> Protection:
         """The clipping alone, to which the noise is added."""
         quiet = None if self.dpsgd is None else replace(self.dpsgd, noise_multiplier=0.0)
-        parts = self._clipping()
-        return Protection(quiet or MeanGradient(), Chain(tuple(parts))) if parts else self._within(quiet)
+        return self._protection(quiet, 0.0)
 
-    @staticmethod
-    def _within(gradient: GradientFn | None) -> Protection:
-        return Protection() if gradient is None else Protection(gradient)
-
-    def _clipping(self) -> list[Release]:
-        if self.clip is None:
-            return []
-        return [ClipEach(self.clip) if isinstance(self.clip, Mapping) else ClipAll(float(self.clip))]
+    def _protection(self, dpsgd: DPSGD | None, std: float) -> Protection:
+        parts: list[Release] = []
+        if self.clip is not None:
+            parts.append(ClipEach(self.clip) if isinstance(self.clip, Mapping) else ClipAll(float(self.clip)))
+        if std > 0:
+            parts.append(GaussianNoise(std))
+        return Protection(dpsgd or MeanGradient(), Chain(tuple(parts)) if parts else AsIs())

@@ -11,11 +11,10 @@ import os
 import pickle
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Empty, Queue
 from threading import Thread
-from typing import Protocol
 
 import torch
 
@@ -27,18 +26,12 @@ MARGIN = 0.05
 """Share of the time in which a process must send its result, before it is killed."""
 
 
-class Runner(Protocol):
-    """Runs the checks of a request within a time."""
-
-    def run(self, request: CheckRequest, seconds: float) -> CheckResult: ...
-
-
 @dataclass(frozen=True)
 class InlineRunner:
     """Runs the checks in this process. The time is checked only between iterations of an attack and between replays."""
 
     def run(self, request: CheckRequest, seconds: float) -> CheckResult:
-        return run_checks(replace(request, out=request.out.on_cpu()), seconds)
+        return run_checks(request, seconds)
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class SubprocessRunner:
 
     def run(self, request: CheckRequest, seconds: float) -> CheckResult:
         clock, results = Clock(seconds), Queue[CheckResult]()
-        packed = pickle.dumps(replace(request, out=request.out.on_cpu()))
+        packed = pickle.dumps(request)
         # In a thread, since a process starts only after the fork server has imported everything.
         Thread(target=_put_result, args=(packed, clock, results), daemon=True).start()
         try:
@@ -97,15 +90,11 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
         request: CheckRequest = pickle.loads(pipe.recv_bytes())
-        pipe.send_bytes(pickle.dumps(_safe_run(request, clock)))
-
-
-def _safe_run(request: CheckRequest, clock: Clock) -> CheckResult:
-    """Run the checks, or return their failure. Nothing is printed, since the output of a child may be forwarded."""
-    try:
-        return run_checks(request, clock.remaining)
-    except Exception as error:  # noqa: BLE001 # after any error the update must not leave
-        return failed_checks(error)
+        try:
+            result = run_checks(request, clock.remaining)
+        except Exception as error:  # noqa: BLE001 # after any error the update must not leave; its text is not printed
+            result = failed_checks(error)
+        pipe.send_bytes(pickle.dumps(result))
 
 
 def failed_checks(error: BaseException) -> CheckResult:

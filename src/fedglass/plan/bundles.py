@@ -22,18 +22,19 @@ from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
-from fedglass.recordings.facts_by_round import (
+from fedglass.recordings.format import RESERVATIONS, preferred
+from fedglass.recordings.reader import Bundle, read_bundle
+from fedglass.recordings.saved import defence_text
+from fedglass.recordings.selection import (
+    Selection,
     attendance_by_round,
     contradictions_by_client,
     extra_payload,
     recorder_statements,
+    select_messages,
     unaudited_clients,
     unaudited_updates,
 )
-from fedglass.recordings.format import RESERVATIONS, preferred
-from fedglass.recordings.reader import Bundle, read_bundle
-from fedglass.recordings.selection import Selection, select_messages
-from fedglass.recordings.texts import defence_text
 from fedglass.recordings.transcript import ModelSpec, TranscriptReader, model_spec, rule_of
 from fedglass.recordings.truth_files import read_truths
 

@@ -31,7 +31,7 @@ from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import DefenceTable
-from fedglass.recordings.texts import defence_text
+from fedglass.recordings.saved import defence_text
 
 DEFENDED = ("Defended, as the plan says.",)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from fedglass.core.files import make_folder
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import failed_facts, model_facts, training_facts
-from fedglass.recorders.texts import NO_STEP
+from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import MANIFEST, OF_CLIENT, sheet
 from fedglass.recordings.reader import read_index
@@ -42,39 +40,17 @@ Batches = Sequence[Sequence[int]]
 
 
 @contextmanager
-def log_and_continue(what: str) -> Iterator[None]:
+def log_and_continue(what: str, after_error: Callable[[], None] | None = None) -> Iterator[None]:
     """Log every error: a recorder must not lose a training that is done."""
     try:
         yield
+        return
     except FedglassError as error:
-        log.error("fedglass could not record %s. The training continues. %s", what, error)
+        log.error("fedglass %s. The training continues. %s", what, error)
     except Exception:  # any error; the server does not see a client's text of it
-        log.exception("fedglass could not record %s. The training continues.", what)
-
-
-@dataclass(frozen=True)
-class UserFacts:
-    """Facts that a running client does not show: its user declares them once."""
-
-    model: str | None = None
-    """The architecture as a plan names it, such as `task:Net`, if it is not the class that was trained."""
-    whitening: tuple[Sequence[float], Sequence[float]] | None = None
-    """Means and deviations of the normalisation of pixels, one for each channel."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Any other fact of the federation that a bundle has a name for, such as `class_names`."""
-
-    def of_federation(self) -> dict[str, Any]:
-        """Return the facts as a bundle names them."""
-        whitening = None if self.normalisation is None else _whitening_fact(self.normalisation)
-        declared = {"model": self.model, "whitening": whitening, **self.facts}
-        return {name: value for name, value in declared.items() if value is not None}
-
-    @property
-    def normalisation(self) -> Whitening | None:
-        if self.whitening is None:
-            return None
-        mean, std = (tuple(float(v) for v in values) for values in self.whitening)
-        return Whitening(mean, std)
+        log.exception("fedglass %s. The training continues.", what)
+    if after_error is not None:
+        after_error()
 
 
 class ClientRecorder:
@@ -82,13 +58,31 @@ class ClientRecorder:
 
     Args:
         truth: The folder for examples, which are private: the client has a folder of its own below. None keeps none.
+        model: The architecture as a plan names it, such as `task:Net`, if it is not the class that was trained.
+        whitening: Means and deviations of the normalisation of pixels, one for each channel.
+        facts: Any other fact of the federation that a running client does not show, such as `class_names`.
     """
 
-    def __init__(self, folder: str | Path, client: str, *, declared: UserFacts, truth: str | Path | None) -> None:
-        self.client, self.declared = client, declared
+    def __init__(
+        self,
+        folder: str | Path,
+        client: str,
+        *,
+        truth: str | Path | None = None,
+        model: str | None = None,
+        whitening: Sequence[Sequence[float]] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.client, self.model = client, model
         self.truth = None if truth is None else Path(truth) / folder_name(client)
+        self.whitening: Whitening | None = None
+        declared: dict[str, Any] = {"model": model}
+        if whitening is not None:
+            mean, std = (tuple(float(v) for v in values) for values in whitening)
+            self.whitening = Whitening(mean, std)
+            declared["whitening"] = _whitening_fact(self.whitening)
         self.writer = BundleWriter(folder, writer=client, resume=True)
-        self.writer.facts(declared.of_federation(), source="declared")
+        self.writer.facts({**declared, **(facts or {})}, source="declared")
 
     def reader(self) -> TrainingReader:
         """Return the observer of one training, to be entered around it."""
@@ -100,7 +94,7 @@ class ClientRecorder:
             log.warning(NO_STEP, self.client)
             return
         of_model = model_facts(reader.steps)
-        if self.declared.model is not None:
+        if self.model is not None:
             of_model.pop("model", None)
         self.writer.facts(of_model, source="read")
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
@@ -108,7 +102,7 @@ class ClientRecorder:
             facts["defences"] = [dict(defence) for defence in defences]
         self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.told(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
-            with log_and_continue(f"the examples of {self.client!r}"):
+            with log_and_continue(f"could not record the examples of {self.client!r}"):
                 self._write_truth(self.truth, index, reader)
 
     def _write_truth(self, folder: Path, index: int, reader: TrainingReader) -> None:
@@ -120,7 +114,7 @@ class ClientRecorder:
 
     def _whitening(self, inputs: Tensor) -> Whitening:
         """Return the declared normalisation, if the pixels do not contradict it, or the measured one."""
-        declared, measured = self.declared.normalisation, measured_whitening(inputs)
+        declared, measured = self.whitening, measured_whitening(inputs)
         if declared is not None:
             if measured is not None and not _same_whitening(declared, measured):
                 raise UsageError(
@@ -163,7 +157,6 @@ def _add_to_truth(folder: Path, client: str, index: int, examples: tuple[Tensor,
         batches = [[rows[row] for row in batch] for batch in batches]
         order = {number: steps for (number, _), steps in truths.order.items()}
     make_folder(folder.parent)  # which would otherwise let others list the names of the clients
-    make_folder(folder)
     write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 
@@ -208,14 +201,9 @@ def measured_whitening(inputs: Tensor) -> Whitening | None:
     """
     if inputs.dim() != 4 or not inputs.is_floating_point() or not inputs.shape[1]:
         return None
-    means, deviations = [], []
-    for channel in range(inputs.shape[1]):
-        whitening = _channel_whitening(torch.unique(inputs[:, channel].double()))
-        if whitening is None:
-            return None
-        means.append(whitening[0])
-        deviations.append(whitening[1])
-    return Whitening(tuple(means), tuple(deviations))
+    channels = [_channel_whitening(torch.unique(inputs[:, channel].double())) for channel in range(inputs.shape[1])]
+    measured = [channel for channel in channels if channel is not None]
+    return Whitening(*zip(*measured, strict=True)) if len(measured) == len(channels) else None
 
 
 def _channel_whitening(values: Tensor) -> tuple[float, float] | None:
@@ -228,12 +216,9 @@ def _channel_whitening(values: Tensor) -> tuple[float, float] | None:
     if float((levels - levels.round()).abs().max()) > 0.02:
         return None
     std = 1 / (high - low)
-    return _rounded(-low * std), _rounded(std)
-
-
-def _rounded(value: float) -> float:
-    """Drop the last digits, which are the rounding of single precision."""
-    return 0.0 if abs(value) < 1e-6 else float(f"{value:.5g}")
+    # Without the last digits, which are the rounding of single precision.
+    mean, deviation = (0.0 if abs(value) < 1e-6 else float(f"{value:.5g}") for value in (-low * std, std))
+    return mean, deviation
 
 
 def pixels_of(client: str, inputs: Tensor, whitening: Whitening) -> Tensor:

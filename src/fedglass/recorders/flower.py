@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
-from fedglass.recorders.client import ClientRecorder, UserFacts, folder_name, log_and_continue
-from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
-from fedglass.recorders.flower_strategy import defences_of
+from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
+from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, defences_of, name_of
 from fedglass.recorders.hooks import TrainingReader
 
 log = logging.getLogger("fedglass")
@@ -113,7 +112,6 @@ def recording_mod(
         whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
         facts: Any other fact of the federation that a bundle has a name for.
     """
-    declared = UserFacts(model, whitening, {} if facts is None else facts)
     place = Path(folder)
     if not place.is_absolute():
         log.warning(
@@ -125,9 +123,10 @@ def recording_mod(
         with TrainingReader(keep_examples=truth is not None) as reader:
             reply = call_next(message, context)
         if not reply.has_error() and (reader.steps or reader.fault or _returns_model(message, reply)):
-            with log_and_continue("this training"):
+            with log_and_continue("could not record this training"):
                 name = name_of(reply, message.metadata.dst_node_id)
-                recorder = ClientRecorder(place / folder_name(name), name, declared=declared, truth=truth)
+                own_place = place / folder_name(name)
+                recorder = ClientRecorder(own_place, name, truth=truth, model=model, whitening=whitening, facts=facts)
                 mods = list(inner_mods(call_next))
                 recorder.trained(_round(message), reader, defences_of(mods, config_of(message)))
         return reply

@@ -7,8 +7,8 @@ server as on the client.
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from fedglass.core.errors import FedglassError, UsageError
-from fedglass.recorders.client import copy_training, folder_name
-from fedglass.recorders.flower_strategy import layers_of, privacy_spent, requested_defences, rule_of
+from fedglass.core.errors import UsageError
+from fedglass.recorders.client import copy_training, folder_name, log_and_continue
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 from fedglass.recordings.sizes import sizes_of_extras
 
-log = logging.getLogger("fedglass")
 NAME_METRIC = "partition-id"
+Part = dict[str, Any]
+"""A name and options, as bundles hold rules and defences."""
+
+PLAIN = (bool, int, float, str)
 
 
 def _logs_errors(store: Callable[..., None]) -> Callable[..., None]:
@@ -32,17 +34,9 @@ def _logs_errors(store: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(store)
     def store_or_stop(recorder: StrategyRecorder, *args: Any) -> None:
-        if recorder.stopped:
-            return
-        try:
-            store(recorder, *args)
-            return
-        except FedglassError as error:
-            log.error("fedglass stops recording. The training continues. %s", error)
-        except Exception:  # whatever it is
-            log.exception("fedglass stops recording. The training continues.")
-        recorder.stopped = True
-        recorder.writer.mark_incomplete()
+        if not recorder.stopped:
+            with log_and_continue("stops recording", recorder.stop):
+                store(recorder, *args)
 
     return store_or_stop
 
@@ -65,10 +59,14 @@ class StrategyRecorder:
         """By node, the model that was sent to it alone: a node has its name only when it has replied."""
         self.stopped = False
 
+    def stop(self) -> None:
+        """Record nothing more."""
+        self.stopped = True
+        self.writer.mark_incomplete()
+
     @_logs_errors
     def sending(self, index: int, messages: list[Any], strategy: Any) -> None:
         """Store the models that go out; the configuration is that of the messages themselves."""
-        self._called[index] = [message.metadata.dst_node_id for message in messages]
         self._configs = {message.metadata.dst_node_id: config_of(message) for message in messages}
         self.writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
         records = {message.metadata.dst_node_id: _model_record(message, strategy) for message in messages}
@@ -78,14 +76,14 @@ class StrategyRecorder:
     @_logs_errors
     def sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
         """Store what `sending` does, for the older API."""
-        self._called[index] = [client.node_id for client, _ in calls]
         self._configs = {client.node_id: dict(instruction.config or {}) for client, instruction in calls}
         self.writer.facts({"rule": rule_of(strategy)}, source="read")
         models = {client.node_id: instruction.parameters for client, instruction in calls}
-        self._store_sent(index, models, _same_parameters, arrays_of_bytes)
+        self._store_sent(index, models, lambda one, other: one.tensors == other.tensors, arrays_of_bytes)
 
     def _store_sent(self, index: int, models: dict[int, Any], same: Any, arrays: Any) -> None:
         """Store the model that most nodes were sent as the round's; that of other nodes waits for their replies."""
+        self._called[index] = list(self._configs)
         groups: list[list[int]] = []
         for node, model in models.items():
             group = next((g for g in groups if models[g[0]] is model or same(models[g[0]], model)), None)
@@ -109,7 +107,9 @@ class StrategyRecorder:
             node = reply.metadata.src_node_id
             replied.add(node)
             if reply.has_error():
-                round_.absent(self._name(node), _first_line(f"error {reply.error.code}: {reply.error.reason}"))
+                # Without the traceback, which may quote private values.
+                error = f"error {reply.error.code}: {reply.error.reason}".splitlines()[0][:200]
+                round_.absent(self._name(node), error)
                 continue
             name = self._names[node] = name_of(reply, node)
             record = _model_record(reply, strategy)
@@ -214,11 +214,6 @@ def _by_name(reply: Any) -> tuple[bool, int, str]:
     return False, len(name), name
 
 
-def _first_line(text: str) -> str:
-    """Return an error's reason without its traceback, which may quote private values."""
-    return text.splitlines()[0][:200]
-
-
 def _framework() -> str:
     try:
         return f"flwr {version('flwr')}"
@@ -273,10 +268,104 @@ def arrays_of_bytes(parameters: Any) -> dict[str, Any]:
     return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
 
 
-def _same_parameters(one: Any, other: Any) -> bool:
-    return bool(one.tensors == other.tensors)
-
-
 def _aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
     """Check whether only the sum of the replies is visible: Flower then hands out the sum as each client's reply."""
     return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
+
+
+# Facts that a strategy and its mods show: the aggregation rule with options, and defences.
+
+
+def layers_of(strategy: object) -> Iterator[object]:
+    """Yield a strategy and the strategies that it wraps, from the outside in."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
+
+
+def rule_of(strategy: object, clients: int | None = None) -> Part:
+    """Return the rule that makes one model of the replies.
+
+    The rule has fedglass's name if fedglass has it, else the name of its class with plain attributes. The class that
+    defines the aggregation counts: a subclass with a method of its own is another rule. A strategy that wraps another
+    one is a rule of its own too: a wrapper for differential privacy changes what comes in or goes out.
+    """
+    outer, *inner = layers_of(strategy)
+    if inner:
+        own_class = next(_classes(outer))
+        return {"name": own_class.__name__, "options": {**_attributes(outer), "of": rule_of(inner[0], clients)}}
+    kind = _aggregating(outer)
+    return _known_rule(kind, outer, clients) or {"name": kind.__name__, "options": _attributes(outer)}
+
+
+def privacy_spent(strategy: Any) -> dict[str, Any] | None:
+    """Return the privacy budget that a wrapper's accountant has counted so far; None without an accountant."""
+    spent = strategy.privacy_spent() if hasattr(strategy, "privacy_spent") else None
+    return None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta")}
+
+
+def _classes(strategy: object) -> Iterator[type]:
+    """Yield the classes of a strategy without those of fedglass."""
+    return (kind for kind in type(strategy).__mro__ if not kind.__module__.startswith("fedglass."))
+
+
+def _aggregating(strategy: object) -> type:
+    """Return the class that defines how a strategy aggregates."""
+    methods = ("aggregate_train", "aggregate_fit")
+    defining = (kind for kind in _classes(strategy) if any(name in vars(kind) for name in methods))
+    return next(defining, type(strategy))
+
+
+def _attributes(strategy: object) -> dict[str, Any]:
+    """Return public attributes of plain types."""
+    return {
+        name: value
+        for name, value in vars(strategy).items()
+        if not name.startswith("_")
+        and isinstance(value, PLAIN)
+        and not (isinstance(value, float) and math.isnan(value))
+    }
+
+
+def _known_rule(kind: type, strategy: Any, clients: int | None) -> Part | None:
+    """Return a rule that fedglass has, for Flower's classes that define how they aggregate; None for any other.
+
+    FedProx inherits its rule from FedAvg, and Flower's Krum is its Multi-Krum that selects one client.
+    """
+    name = kind.__name__ if kind.__module__.startswith("flwr.") else None
+    if name in ("FedAvg", "FedMedian"):
+        return {"name": "mean" if name == "FedAvg" else "median", "options": {}}
+    if name == "FedTrimmedAvg" and clients is not None:
+        # Flower's beta is a share of the clients at each end: the number depends on the round.
+        return {"name": "trimmed_mean", "options": {"byzantine": int(strategy.beta * clients)}}
+    if name == "MultiKrum":
+        selected, byzantine = strategy.num_nodes_to_select, strategy.num_malicious_nodes
+        if selected == 1:
+            return {"name": "krum", "options": {"byzantine": byzantine}}
+        return {"name": "multi_krum", "options": {"byzantine": byzantine, "keep": selected, "iterative": False}}
+    return None
+
+
+def requested_defences(config: Mapping[str, Any] | None) -> list[Part] | None:
+    """Return the defences that a configuration asks of a client; whether the client obeys is unknown."""
+    norm = (config or {}).get("clipping_norm")
+    return [{"name": "clip", "options": {"norm": float(norm)}}] if isinstance(norm, int | float) else None
+
+
+def defences_of(mods: Sequence[Any], config: Mapping[str, Any]) -> list[Part]:
+    """Return the defences that Flower's own mods apply to an update, under fedglass's names.
+
+    >>> defences_of([], {})
+    []
+    """
+    defences: list[Part] = []
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in ("fixedclipping_mod", "adaptiveclipping_mod"):
+            defences += requested_defences(config) or []
+        if name == "LocalDpMod":
+            # The deviation of the Gaussian mechanism, as that mod computes it [Dwork and Roth, 2014, Theorem A.1].
+            std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
+            defences.append({"name": "clip", "options": {"norm": float(mod.clipping_norm)}})
+            defences.append({"name": "gaussian_noise", "options": {"std": std}})
+    return defences

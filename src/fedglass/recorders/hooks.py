@@ -6,74 +6,105 @@ through which a gradient came back belong to a step: validation in between does 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.jit._trace import is_tracing
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from fedglass.recorders.passes import (
-    LOSSES,
-    ForwardPasses,
-    FunctionListener,
-    has_weight_penalty,
-    listening_backward,
-    listening_losses,
-    on_accumulated,
-    on_gradient,
-)
-from fedglass.recorders.steps import ForwardPass, Gradient, LossCall, ObservedStep
-
-
-class ExampleLog:
-    """Digests of examples, by their content, and the examples themselves if they are to be kept."""
-
-    def __init__(self, keep: bool) -> None:
-        self.keep = keep
-        self.by_digest: dict[bytes, Tensor] = {}
-
-    def rows_of(self, batches: Sequence[Tensor | None]) -> list[bytes]:
-        """Return a digest of each example of a step; the second of two equal examples has a digest of its own.
-
-        A batch that comes again holds the same examples: L-BFGS and sharpness-aware steps evaluate a batch twice.
-        """
-        earlier: list[list[bytes]] = []
-        times: Counter[bytes] = Counter()
-        rows = []
-        for batch in batches:
-            examples = [] if batch is None else list(batch.cpu())
-            digests = [_digest(example) for example in examples]
-            if digests in earlier:
-                continue
-            earlier.append(digests)
-            for digest, example in zip(digests, examples, strict=True):
-                rows.append(digest + times[digest].to_bytes(4))
-                times[digest] += 1
-                if self.keep and rows[-1] not in self.by_digest:
-                    self.by_digest[rows[-1]] = example.clone()
-        return rows
-
-
-def _digest(example: Tensor) -> bytes:
-    content = example.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(content, digest_size=16).digest()
-
+from fedglass.recorders.steps import ForwardPass, ForwardPasses, Gradient, LossCall, ObservedStep, has_weight_penalty
 
 log = logging.getLogger("fedglass")
+OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
+"""A listener: it receives the function, its arguments and options, and its result."""
+
+LOSSES: Mapping[Any, str] = {
+    F.cross_entropy: "cross_entropy",
+    F.nll_loss: "nll_loss",
+    F.mse_loss: "mse_loss",
+    F.l1_loss: "l1_loss",
+    F.smooth_l1_loss: "smooth_l1_loss",
+    F.huber_loss: "huber_loss",
+    F.kl_div: "kl_div",
+    F.binary_cross_entropy: "binary_cross_entropy",
+    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
+    F.multi_margin_loss: "multi_margin_loss",
+    F.cosine_embedding_loss: "cosine_embedding_loss",
+    F.triplet_margin_loss: "triplet_margin_loss",
+}
+"""Loss functions by name; torch's modules call them too."""
+
+
+class FunctionListener(TorchFunctionMode):
+    """Tells a listener of all functions, in the thread that has entered it."""
+
+    def __init__(self, on_call: OnCall) -> None:
+        super().__init__()
+        self._on_call = on_call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        result = func(*args, **options)
+        self._on_call(func, args, options, result)
+        return result
+
+
+@contextmanager
+def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Put other functions in a module, in all threads."""
+    plain = {name: getattr(module, name) for name in functions}
+    for name, function in functions.items():
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(module, name, function)
+
+
+def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
+    """Tell a listener of losses in `torch.nn.functional`."""
+
+    def listening(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            on_call(function, args, options, result)
+            return result
+
+        return call
+
+    return _replaced(F, {function.__name__: listening(function) for function in LOSSES})
+
+
+def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextManager[None]:
+    """Tell a listener of what is differentiated: `loss.backward()` calls `torch.autograd.backward`."""
+    plain = torch.autograd.backward
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        for root in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
+            on_root(root)
+        plain(tensors, *args, **options)
+
+    return _replaced(torch.autograd, {"backward": backward})
 
 
 class TrainingReader:
@@ -103,7 +134,9 @@ class TrainingReader:
         """The error that ended the observation; what came before is then not all of the training. Empty without one."""
         self._thread: int | None = None
         self._open = ExitStack()
-        self._examples = ExampleLog(keep_examples)
+        self._keep_examples = keep_examples
+        self.inputs: dict[bytes, Tensor] = {}
+        """The examples by their digests, in the order in which they first came; empty if none are kept."""
         self._passes = ForwardPasses(self._on_begin, self._on_end)
         self._losses: list[LossCall] = []
         self._penalty = False
@@ -113,11 +146,6 @@ class TrainingReader:
         """By parameter, its count of writes when training last left it."""
         self._pending: dict[str, Any] = {}
         """The optimiser's own numbers before the step that is being taken."""
-
-    @property
-    def inputs(self) -> dict[bytes, Tensor]:
-        """The examples by their digests, in the order in which they first came; empty if none are kept."""
-        return self._examples.by_digest
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
@@ -129,7 +157,6 @@ class TrainingReader:
         )
         for handle in handles:
             self._open.callback(handle.remove)
-        self._open.callback(self._remove_handles)
         called = self._harmless(self._on_function)
         self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
         self._open.enter_context(listening_backward(self._harmless(self._on_backward)))
@@ -137,15 +164,13 @@ class TrainingReader:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
         trained = frozenset[int]().union(*(step.weights for step in self.steps))
         if any(_was_written(*write) for weight, write in self._versions.items() if weight in trained):
             self.steps[-1] = replace(self.steps[-1], by_hand=True)
         self._versions.clear()
-
-    def _remove_handles(self) -> None:
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
 
     def _harmless(self, listen: Callable[..., None]) -> Callable[..., None]:
         """Return the same listener, which never disturbs a training that it does not understand."""
@@ -179,9 +204,7 @@ class TrainingReader:
             self._passes.leave(module, output)
 
     def _on_begin(self, module: nn.Module) -> None:
-        for parameter in module.parameters():
-            if not parameter.requires_grad:
-                continue
+        for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
             if id(parameter) not in self._handles:
                 self._handles[id(parameter)] = on_accumulated(parameter, self._harmless(self._on_accumulated))
@@ -239,19 +262,43 @@ class TrainingReader:
         return Gradient(norm_before, norm_used, same_direction)
 
     def _after_step(self, optimiser: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if not self._observes_thread():
-            return
-        if not self._pending["weights"]:
+        if not self._observes_thread() or not self._pending["weights"]:
             return  # without a gradient nothing is stepped
         passes = [forward for forward in self._passes.since_step if forward.used]
         losses = [loss for loss in self._losses if loss.used]
-        rows = self._examples.rows_of([forward.inputs for forward in passes])
+        rows = self._rows_of([forward.inputs for forward in passes])
         self.steps.append(ObservedStep.of(self._pending, passes, losses, rows, penalty=self._penalty))
         self._losses, self._penalty = [], False
         self._passes.since_step.clear()
         self._norms.clear()
         weights = (parameter for group in optimiser.param_groups for parameter in group["params"])
         self._versions |= {id(weight): (weight, weight._version) for weight in weights}
+
+    def _rows_of(self, batches: Sequence[Tensor | None]) -> list[bytes]:
+        """Return a digest of each example of a step; the second of two equal examples has a digest of its own.
+
+        A batch that comes again holds the same examples: L-BFGS and sharpness-aware steps evaluate a batch twice.
+        """
+        earlier: list[list[bytes]] = []
+        times: Counter[bytes] = Counter()
+        rows = []
+        for batch in batches:
+            examples = [] if batch is None else list(batch.cpu())
+            digests = [_digest(example) for example in examples]
+            if digests in earlier:
+                continue
+            earlier.append(digests)
+            for digest, example in zip(digests, examples, strict=True):
+                rows.append(digest + times[digest].to_bytes(4))
+                times[digest] += 1
+                if self._keep_examples and rows[-1] not in self.inputs:
+                    self.inputs[rows[-1]] = example.clone()
+        return rows
+
+
+def _digest(example: Tensor) -> bytes:
+    content = example.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _was_written(weight: Tensor, version: int) -> bool:
@@ -265,3 +312,14 @@ def _class_of(optimiser: Optimizer) -> str:
     if kind.__module__.startswith("torch.optim."):
         return kind.__name__
     return f"{kind.__module__}.{kind.__name__}"[-200:]
+
+
+def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call a function with the gradient when it comes to a tensor."""
+    tensor.register_hook(call)  # type: ignore[no-untyped-call] # of torch
+
+
+def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call a function when a parameter's gradient has been added up."""
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
+    return handle

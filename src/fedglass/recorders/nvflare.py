@@ -23,8 +23,8 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, FLMetaKey, ReturnC
 from nvflare.apis.shareable import ReservedHeaderKey
 from torch import Tensor
 
-from fedglass.core.errors import FedglassError, UsageError
-from fedglass.recorders.client import ClientRecorder, UserFacts, copy_training, folder_name
+from fedglass.core.errors import UsageError
+from fedglass.recorders.client import ClientRecorder, copy_training, folder_name, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.files import Form
@@ -111,16 +111,13 @@ class _Recorder(Filter):  # type: ignore[misc] # NVFlare has no types
         self.folder = folder
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        try:
+        with log_and_continue("could not record", self._mark_incomplete):
             self._record(shareable, fl_ctx)
-            return shareable
-        except FedglassError as error:
-            log.error("fedglass could not record. The training continues. %s", error)
-        except Exception:  # whatever it is
-            log.exception("fedglass could not record. The training continues.")
+        return shareable
+
+    def _mark_incomplete(self) -> None:
         if self.folder in _writers:
             _writers[self.folder].mark_incomplete()
-        return shareable
 
     def _record(self, shareable: Any, fl_ctx: Any) -> None:
         raise NotImplementedError
@@ -220,10 +217,9 @@ class TrainingEnds(_Recorder):
             log.warning("fedglass observed no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()
-        whitening = None if self.whitening is None else (self.whitening[0], self.whitening[1])
-        declared = UserFacts(self.model, whitening)
         defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind)
-        recorder = ClientRecorder(Path(self.folder) / folder_name(client), client, declared=declared, truth=self.truth)
+        place = Path(self.folder) / folder_name(client)
+        recorder = ClientRecorder(place, client, truth=self.truth, model=self.model, whitening=self.whitening)
         recorder.trained(index, reader, defences)
 
 

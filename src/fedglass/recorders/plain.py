@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
-from fedglass.recorders.client import ClientRecorder, UserFacts, log_and_continue
+from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.steps import ObservedStep
 from fedglass.recordings import BundleWriter
@@ -59,7 +59,7 @@ def recording(
     ({'read': 'SGD'}, {'read': 1}, {'read': 4})
     """
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
-    recorder = ClientRecorder(folder, client, declared=UserFacts(architecture, whitening, facts or {}), truth=private)
+    recorder = ClientRecorder(folder, client, truth=private, model=architecture, whitening=whitening, facts=facts)
     recorder.writer.round(round).check_new_message(client)
     before = state_of(model)
     with recorder.reader() as reader:
@@ -92,7 +92,7 @@ def _write(
     elif sent is None or not _equal(recorder.writer.arrays(sent), before):
         round_.sent(before, client=client)
     round_.received(client, after)
-    with log_and_continue(f"the training of {client!r}"):
+    with log_and_continue(f"could not record the training of {client!r}"):
         recorder.trained(index, reader)
 
 

@@ -7,35 +7,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.steps import Gradient, ObservedStep
-from fedglass.recorders.texts import SENTENCES, Reservation
 from fedglass.recordings.format import INPUTS, RESERVATION_IDS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
 LONGEST_LIST = 1000
 """Entries of a list of learning rates that are stored."""
+NO_STEP = (
+    "No torch optimizer step was observed for client %r, so its training is not recorded: it ran in another thread or "
+    "process, or without torch.optim."
+)
 
 
-class Reservations:
-    """The reservations about one training, each once, in the order in which they were met."""
+class Reservation(Enum):
+    """Something in a client's training that fedglass's own training does not have, with the sentence for users."""
 
-    def __init__(self) -> None:
-        self._sentences: dict[Reservation, str] = {}
+    ODD_BATCHES = "The batches do not make whole epochs, for example because the last one is dropped."
+    SEVERAL_OPTIMISERS = "Several optimisers took steps: {optimisers}."
+    CARRIED_STATE = "The optimiser carried its state over from an earlier round."
+    DIFFERENT_OPTIONS = "The options of the optimiser differ between parameter groups or steps."
+    DIFFERENT_RATES = "The learning rate differs between steps or parameters."
+    UNKNOWN_LOSS = "The loss was not computed by a function of torch.nn.functional."
+    PENALTY = "The objective also depends on the weights directly, as a proximal term does."
+    WEIGHTED_LOSS = "Examples or classes had different weights in the loss."
+    OTHER_TARGETS = "The targets of the loss are not one class for each example."
+    CHANGED_OUTPUTS = "The loss was computed on changed outputs of the network, such as scaled ones."
+    SCALED_LOSS = "The objective is the mean loss times {factor}."
+    CHANGED_GRADIENTS = "Gradients were changed between backward and the step, as by noise or compression."
+    MIXED_BATCH_NORM = "Some batch normalisation layers used the statistics of the batch, others did not."
+    DROPOUT = "Dropout was active."
+    RANDOM_NETWORK = "The network drew random numbers, as dropout does."
+    SEVERAL_INPUTS = "The network has several input tensors; the first one is taken as the image."
+    SEVERAL_NETWORKS = "Several networks were trained; it is unknown which of them was sent."
+    WRITTEN_BY_HAND = "Weights were changed outside of optimiser steps, for example by averaging."
+    MIXED_PRECISION = "Automatic mixed precision was on."
+    ACCUMULATED_GRADIENTS = "Gradients of several forward passes were accumulated in a step."
+    UNSEEN_PASS = "A step was taken without a visible forward pass."
+    DIFFERENT_PARAMETERS = "Not all steps trained the same parameters."
+    OBSERVATION_FAILED = "Observation of this client's training failed; no training facts were recorded."
 
-    def add(self, reservation: Reservation, **details: str) -> None:
-        self._sentences.setdefault(reservation, SENTENCES[reservation].format(**details))
+    @property
+    def identifier(self) -> str:
+        """The name by which code compares reservations in a bundle."""
+        return self.name.lower()
 
-    def facts(self) -> dict[str, Any]:
-        """Return the sentences, which users read, and the identifiers, which code compares."""
-        if not self._sentences:
-            return {}
-        return {RESERVATIONS: list(self._sentences.values()), RESERVATION_IDS: list(map(str, self._sentences))}
+
+Reservations = dict[Reservation, str]
+"""The sentences about one training, in the order in which their reasons were met."""
+
+
+def _add(reservations: Reservations, reservation: Reservation, **details: str) -> None:
+    reservations.setdefault(reservation, reservation.value.format(**details))
+
+
+def _reservation_facts(reservations: Reservations) -> dict[str, Any]:
+    """Return the sentences, which users read, and the identifiers, which code compares."""
+    if not reservations:
+        return {}
+    return {RESERVATIONS: list(reservations.values()), RESERVATION_IDS: [r.identifier for r in reservations]}
 
 
 def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
@@ -44,7 +80,7 @@ def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
         return {"steps": 0}
     reservations, epochs = Reservations(), _epochs(steps)
     if "epochs" not in epochs and all(step.rows for step in steps):
-        reservations.add(Reservation.ODD_BATCHES)
+        _add(reservations, Reservation.ODD_BATCHES)
     facts = {
         "steps": len(steps),
         "examples": len({row for step in steps for row in step.rows}) or None,
@@ -57,14 +93,12 @@ def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
         "untrained": _untrained(steps, reservations),
     }
     _check_network(steps, reservations)
-    return {name: value for name, value in {**facts, **reservations.facts()}.items() if value is not None}
+    return {name: value for name, value in {**facts, **_reservation_facts(reservations)}.items() if value is not None}
 
 
 def failed_facts() -> dict[str, Any]:
     """Return the facts of a training whose observation failed."""
-    reservations = Reservations()
-    reservations.add(Reservation.OBSERVATION_FAILED)
-    return reservations.facts()
+    return _reservation_facts({Reservation.OBSERVATION_FAILED: Reservation.OBSERVATION_FAILED.value})
 
 
 def model_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
@@ -102,21 +136,21 @@ def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
 def _optimiser(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[str, Any]:
     names = {step.optimiser for step in steps}
     if len(names) > 1:
-        reservations.add(Reservation.SEVERAL_OPTIMISERS, optimisers=", ".join(sorted(names)))
+        _add(reservations, Reservation.SEVERAL_OPTIMISERS, optimisers=", ".join(sorted(names)))
         return {}
     if steps[0].carried:
-        reservations.add(Reservation.CARRIED_STATE)
+        _add(reservations, Reservation.CARRIED_STATE)
     options = [{k: v for k, v in group.items() if k != "lr"} for step in steps for group in step.options]
     rates = [[float(group["lr"]) for group in step.options if "lr" in group] for step in steps]
     facts: dict[str, Any] = {"optimiser": steps[0].optimiser}
     if all(group == options[0] for group in options):
         facts["options"] = options[0]
     else:
-        reservations.add(Reservation.DIFFERENT_OPTIONS)
+        _add(reservations, Reservation.DIFFERENT_OPTIONS)
     if rates[0] and all(rate == rates[0][0] for step in rates for rate in step):
         facts["lr"] = rates[0][0]
     else:
-        reservations.add(Reservation.DIFFERENT_RATES)
+        _add(reservations, Reservation.DIFFERENT_RATES)
         facts["x-lrs"] = [max(step, default=None) for step in rates][:LONGEST_LIST]
     return facts
 
@@ -126,23 +160,23 @@ def _losses(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[s
     losses = [loss for step in steps for loss in step.losses]
     names = sorted({loss.name for loss in losses})
     if not losses:
-        reservations.add(Reservation.UNKNOWN_LOSS)
+        _add(reservations, Reservation.UNKNOWN_LOSS)
         return {}
     if any(step.penalty for step in steps):
-        reservations.add(Reservation.PENALTY)
+        _add(reservations, Reservation.PENALTY)
         names = [*names, "penalty"]
     if not all(loss.plain for loss in losses):
-        reservations.add(Reservation.WEIGHTED_LOSS)
+        _add(reservations, Reservation.WEIGHTED_LOSS)
         names = ["weighted", *names]
     if "cross_entropy" in names and any(step.labels is None for step in steps if step.losses and step.rows):
-        reservations.add(Reservation.OTHER_TARGETS)
+        _add(reservations, Reservation.OTHER_TARGETS)
         names = [*names, "of other targets"]
     if any(step.changed_outputs for step in steps):
-        reservations.add(Reservation.CHANGED_OUTPUTS)
+        _add(reservations, Reservation.CHANGED_OUTPUTS)
         names = [*names, "of changed outputs"]
     factors = [_loss_factor(step) for step in steps]
     if any(abs(factor - 1) > NEGLIGIBLE for factor in factors):
-        reservations.add(Reservation.SCALED_LOSS, factor=f"{factors[0]:.4g}")
+        _add(reservations, Reservation.SCALED_LOSS, factor=f"{factors[0]:.4g}")
         names = [f"{factors[0]:.4g} x", *names]
     smoothing = {loss.label_smoothing for loss in losses}
     return {"loss": " ".join(names), "label_smoothing": smoothing.pop() if len(smoothing) == 1 else None}
@@ -179,35 +213,33 @@ def _clip(steps: Sequence[ObservedStep], reservations: Reservations) -> float | 
         return max(norms)
     rescaled = any(step.autocast for step in steps) and all(gradient.same_direction for gradient in changed)
     if not rescaled:
-        reservations.add(Reservation.CHANGED_GRADIENTS)
+        _add(reservations, Reservation.CHANGED_GRADIENTS)
     return None
 
 
 def _batch_norm(steps: Sequence[ObservedStep], reservations: Reservations) -> str | None:
     modes = {mode for step in steps for mode in step.batch_norm}
     if len(modes) > 1:
-        reservations.add(Reservation.MIXED_BATCH_NORM)
+        _add(reservations, Reservation.MIXED_BATCH_NORM)
         return None
     return {(): "none", (True,): "batch", (False,): "frozen"}[tuple(modes)]
 
 
 def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) -> None:
-    if any(step.dropout for step in steps):
-        reservations.add(Reservation.DROPOUT)
-    elif any(step.drew_random for step in steps):
-        reservations.add(Reservation.RANDOM_NETWORK)
-    if any(step.input_tensors > 1 for step in steps):
-        reservations.add(Reservation.SEVERAL_INPUTS)
-    if len({id(step.module) for step in steps if step.module is not None}) > 1 and _share_no_weights(steps):
-        reservations.add(Reservation.SEVERAL_NETWORKS)
-    if any(step.by_hand for step in steps):
-        reservations.add(Reservation.WRITTEN_BY_HAND)
-    if any(step.autocast for step in steps):
-        reservations.add(Reservation.MIXED_PRECISION)
-    if any(step.passes > 1 for step in steps):
-        reservations.add(Reservation.ACCUMULATED_GRADIENTS)
-    if not all(step.passes for step in steps):
-        reservations.add(Reservation.UNSEEN_PASS)
+    modules = {id(step.module) for step in steps if step.module is not None}
+    dropout = any(step.dropout for step in steps)
+    found = {
+        Reservation.DROPOUT: dropout,
+        Reservation.RANDOM_NETWORK: not dropout and any(step.drew_random for step in steps),
+        Reservation.SEVERAL_INPUTS: any(step.input_tensors > 1 for step in steps),
+        Reservation.SEVERAL_NETWORKS: len(modules) > 1 and _share_no_weights(steps),
+        Reservation.WRITTEN_BY_HAND: any(step.by_hand for step in steps),
+        Reservation.MIXED_PRECISION: any(step.autocast for step in steps),
+        Reservation.ACCUMULATED_GRADIENTS: any(step.passes > 1 for step in steps),
+        Reservation.UNSEEN_PASS: not all(step.passes for step in steps),
+    }
+    for reservation in (reservation for reservation, is_so in found.items() if is_so):
+        _add(reservations, reservation)
 
 
 def _untrained(steps: Sequence[ObservedStep], reservations: Reservations) -> list[str] | None:
@@ -218,7 +250,7 @@ def _untrained(steps: Sequence[ObservedStep], reservations: Reservations) -> lis
         if step.module is not None
     ]
     if any(untrained != by_step[0] for untrained in by_step):
-        reservations.add(Reservation.DIFFERENT_PARAMETERS)
+        _add(reservations, Reservation.DIFFERENT_PARAMETERS)
         return None
     return by_step[0] if by_step and by_step[0] else None
 

@@ -1,13 +1,23 @@
-"""Observations of one local step: forward passes, calls of losses and the optimiser's own numbers."""
+"""Observations of one local step: forward passes, calls of losses and the optimiser's own numbers.
+
+Forward passes are followed from module to module until the step that uses them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedglass.models.names import COMPILED
+
+NETWORK_OUTPUT = "made by a network"
+"""A mark on nodes of autograd's graph."""
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(eq=False)
@@ -37,6 +47,131 @@ class ForwardPass:
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
+
+
+class ForwardPasses:
+    """The forward passes since the last step.
+
+    A network may be called as a whole or in parts: a module that receives the output of another one continues its
+    pass. If a module is called by keywords, the inputs are read off the first module inside that is not.
+    """
+
+    def __init__(
+        self, on_begin: Callable[[nn.Module], None], on_end: Callable[[ForwardPass, list[Tensor]], None]
+    ) -> None:
+        self.since_step: list[ForwardPass] = []
+        self._on_begin, self._on_end = on_begin, on_end
+        self._depth = 0
+        self._has_weights = False
+        """Whether the outermost module that is being computed has weights."""
+        self._current: ForwardPass | None = None
+        self._generator: Tensor | None = None
+        """The state of the random generator before the outermost module."""
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Follow a module that is called."""
+        first = next(tensors_in(inputs), None)
+        if self._depth == 0:
+            self._begin(module, inputs, first)
+        elif self._current is not None and self._current.inputs is None and _is_data(first):
+            self._current.inputs = _copy(first)
+        self._depth += 1
+        if self._current is not None:
+            _inspect(self._current, module)
+
+    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> None:
+        self._generator = _generator_state(first)
+        self._has_weights = any(True for _ in module.parameters())
+        if first is not None and first.grad_fn is not None:
+            self._current = self.since_step[-1] if self.since_step else None
+        elif self._has_weights:
+            autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
+            count = max(1, sum(1 for _ in tensors_in(inputs)))
+            self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
+            self._on_begin(module)
+            if hasattr(module, COMPILED):  # calls inside of it are not reported
+                for part in module.modules():
+                    _inspect(self._current, part)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """Follow a module that returns."""
+        if self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        forward, self._current = self._current, None
+        outputs = [tensor for tensor in tensors_in((output,)) if tensor.requires_grad]
+        if forward is not None and forward.inputs is None:
+            return  # the output can depend on the weights alone
+        if self._has_weights:
+            # In autograd's graph itself: a mark does not keep the graph alive.
+            for tensor in (tensor for tensor in outputs if tensor.grad_fn is not None):
+                _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
+        if forward is None or not outputs:
+            return
+        now, begun = _generator_state(forward.inputs), self._generator
+        if begun is None or begun.shape != now.shape or not torch.equal(begun, now):
+            forward.drew_random = True
+        if self._has_weights:
+            forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
+        if not any(forward is earlier for earlier in self.since_step):
+            self.since_step.append(forward)
+            self._on_end(forward, outputs)
+
+
+def _copy(inputs: Tensor | None) -> Tensor | None:
+    """Return a copy, since a batch may be overwritten before the step is taken."""
+    return None if inputs is None else inputs.detach().clone()
+
+
+def _is_data(tensor: Tensor | None) -> bool:
+    """Check that a tensor is neither a weight nor computed from any."""
+    return tensor is not None and tensor.grad_fn is None and not isinstance(tensor, nn.Parameter)
+
+
+def _inspect(forward: ForwardPass, module: nn.Module) -> None:
+    """Note batch normalisation and dropout."""
+    if isinstance(module, _BatchNorm):
+        # Without running statistics those of the batch are used in every mode.
+        forward.batch_norm.add(module.training or module.running_mean is None)
+    if isinstance(module, DROPOUTS) and module.training and module.p > 0:
+        forward.dropout = True
+
+
+def _generator_state(inputs: Tensor | None) -> Tensor:
+    """Return the state of the generator that a network draws from on the device of its inputs."""
+    return torch.cuda.get_rng_state(inputs.device) if inputs is not None and inputs.is_cuda else torch.get_rng_state()
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among arguments or results, also within lists and dictionaries."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, Mapping):
+            yield from tensors_in(value.values())
+
+
+def _marks(node: Any) -> dict[str, object]:
+    marks: dict[str, object] = node.metadata
+    return marks
+
+
+def has_weight_penalty(root: Tensor) -> bool:
+    """Check whether the objective depends on weights on another way than through outputs of a network."""
+    todo, visited = [root.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in visited or NETWORK_OUTPUT in _marks(node):
+            continue
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return True
+        visited.add(node)
+        todo += [behind for behind, _ in node.next_functions]
+    return False
 
 
 @dataclass(eq=False)

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import locked, open_file
-from fedglass.recordings.format import ArrayFacts, FileRef
+from fedglass.recordings.format import ArrayFacts, DType, FileRef
 
 Arrays = Mapping[str, Any] | Sequence[Any]
 """Tensors or NumPy arrays by name, or a list of them, which get the names '0', '1', ..."""
 Form = Literal["state", "update"]
 LOCK = ".lock"
 
-DTYPE_NAMES = {
+DTYPE_NAMES: Mapping[torch.dtype, DType] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",

@@ -26,7 +26,7 @@ FREE = "x-"
 RESERVATIONS = "x-reservations"
 """What a recorder saw of a training that fedglass's own does not have, as sentences for users."""
 RESERVATION_IDS = "x-reservation-ids"
-"""The same as identifiers (`fedglass.recorders.texts.Reservation`), for code to decide by."""
+"""The same as identifiers (`fedglass.recorders.read.Reservation`), for code to decide by."""
 EXTRA_ARRAYS = "x-further-arrays"
 """By name, the shapes of arrays that a client sent in addition to those of the model, such as control variates."""
 INPUTS = "x-inputs"
@@ -67,18 +67,18 @@ def _depth(value: Any, level: int = 0) -> int:
 Plain = Annotated[Any, AfterValidator(_plain)]
 
 
-class _Value(BaseModel):
+class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Part(_Value):
+class Part(_Table):
     """A defence, a rule or anything else that has a name and options."""
 
     name: Text
     options: Annotated[dict[Text, Plain], Field(max_length=100)] = {}
 
 
-class WhiteningFact(_Value):
+class WhiteningFact(_Table):
     """The normalisation of pixels in [0, 1]."""
 
     mean: Channels
@@ -245,15 +245,14 @@ MANIFEST = "manifest.json"
 UNSIGNED = "0" * 64
 MOST_BYTES = 16 * 2**30
 """The largest size of one file."""
-DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-"""The types that an array may have, as safetensors calls them."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TensorFile = Annotated[str, StringConstraints(pattern=r"^round-[0-9]{5,9}-[a-z]{4,10}(-[0-9]{5,9})?\.safetensors$")]
 RoundFile = Annotated[str, StringConstraints(pattern=r"^round-[0-9]{5,9}-[0-9]{4,9}\.json$")]
 Index = Annotated[int, Field(ge=0, lt=10**9)]
 Length = Annotated[int, Field(ge=0, le=2**40)]
-Side = Annotated[int, Field(ge=0, le=2**40)]
+DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+"""The types that an array may have, as safetensors calls them."""
 Key = Annotated[str, StringConstraints(max_length=500)]
 
 
@@ -261,16 +260,12 @@ def _sheet(facts: Facts) -> Any:
     return Annotated[dict[Key, dict[Text, Any]], Field(max_length=1000), AfterValidator(facts.checked)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
 class ArrayFacts(_Table):
     """One tensor of a file."""
 
     name: Key
-    dtype: Literal[DTYPES]  # type: ignore[valid-type] # a tuple of literals, as Literal takes it
-    shape: Annotated[list[Side], Field(max_length=16)]
+    dtype: DType
+    shape: Annotated[list[Length], Field(max_length=16)]
 
 
 class FileRef(_Table):

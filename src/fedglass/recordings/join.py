@@ -15,19 +15,17 @@ from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
+from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
     LONGEST,
-    MANIFEST,
     SavedParticipant,
     SavedRound,
-    SavedTerms,
+    defence_name,
     read_saved_manifest,
     read_saved_parts,
 )
-from fedglass.recordings.texts import defence_name
 from fedglass.recordings.writer import BundleWriter, RoundWriter
 
 NAME = 200
@@ -129,9 +127,17 @@ def bundle_of_saved(saved: Path, into: Path) -> Bundle:
     Updates are bit-identical; of the defences only the names are known.
     """
     manifest = read_saved_manifest(saved)
-    writer = BundleWriter(into, writer="a saved transcript", facts=_federation_facts(manifest.terms))
-    for client in manifest.terms.clients:
-        texts = None if manifest.terms.defences is None else manifest.terms.defences.get(client, [])
+    terms = manifest.terms
+    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
+    facts = {
+        **terms.model_dump(include={"shape", "classes", "class_names"}),
+        "whitening": {"mean": terms.mean, "std": terms.std},
+        "rule": rule,
+        "behaviours": terms.behaviours,
+    }
+    writer = BundleWriter(into, writer="a saved transcript", facts=facts)
+    for client in terms.clients:
+        texts = None if terms.defences is None else terms.defences.get(client, [])
         defences = None if texts is None else [{"name": defence_name(text)[:NAME]} for text in texts]
         writer.training(client, None, {"defences": defences})
     for round_ in manifest.rounds:
@@ -165,18 +171,6 @@ def _moved_buffers(saved: Path, before: Mapping[str, Tensor], after: Mapping[str
     return subtract(after, {name: before[name] for name in after})
 
 
-def _federation_facts(terms: SavedTerms) -> dict[str, Any]:
-    rule = None if terms.rule == UNKNOWN_RULE else {"name": "mean" if terms.rule == MEAN_RULE else terms.rule[:NAME]}
-    return {
-        "shape": terms.shape,
-        "classes": terms.classes,
-        "class_names": terms.class_names,
-        "whitening": {"mean": terms.mean, "std": terms.std},
-        "rule": rule,
-        "behaviours": terms.behaviours,
-    }
-
-
 def _constant_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """Return buffers that are not running statistics and did not change: the untrained layers of a transcript."""
     not_running = [name for name in before if name.rpartition(".")[2] not in RUNNING]
@@ -197,6 +191,7 @@ def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> di
     return {
         **facts,
         **training.model_dump(include=same),
+        "batch_norm": training.batch_norm.value,
         "optimiser": training.optimiser.name,
         "options": training.optimiser.options,
         "batch_size": training.batch_size or participant.examples,

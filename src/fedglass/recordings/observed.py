@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
-from fedglass.recordings.format import SOURCES, FactSheet, RoundFacts, disputed, overlay, preferred, sheet
+from fedglass.recordings.format import SOURCES, FactSheet, disputed, overlay, preferred, sheet
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -168,8 +168,17 @@ def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]
     clip, std = _clip_and_noise(defences)
     if clip is not None and weights:
         yield from _in_clipping(weights, clip, std)
-    if std:
-        yield from _in_noise(weights, std)
+    # Tensors with entries smaller than the noise cannot have it, whatever the data are.
+    quiet = [name for name, tensor in weights.items() if std and _is_quiet(tensor, std)]
+    if quiet:
+        yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
+
+
+def _is_quiet(tensor: Tensor, std: float) -> bool:
+    """Check whether a tensor holds less than the noise; a single entry does if it is a whole number."""
+    if tensor.numel() == 1:
+        return float(tensor) == round(float(tensor))
+    return tensor.numel() > 1 and float(tensor.square().mean().sqrt()) < least_noise(std, tensor.numel())
 
 
 def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[str]:
@@ -200,18 +209,6 @@ def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
     yield f"the update's norm is {_norm(update):.4g} where at most {clip:g} is declared: {why}"
 
 
-def _in_noise(update: State, std: float) -> Iterator[str]:
-    """Name tensors whose entries are smaller than the noise, which cannot be, whatever the data are."""
-    integers = [
-        name for name, tensor in update.items() if tensor.numel() == 1 and float(tensor) == round(float(tensor))
-    ]
-    several = {name: tensor for name, tensor in update.items() if tensor.numel() > 1}
-    small = [name for name, t in several.items() if float(t.square().mean().sqrt()) < least_noise(std, t.numel())]
-    quiet = [name for name in update if name in (*integers, *small)]
-    if quiet:
-        yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
-
-
 def _norm(tensors: State) -> float:
     return float(torch.stack([t.norm() for t in tensors.values()]).norm())
 
@@ -224,7 +221,12 @@ def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
     round_ = bundle.rounds[index]
     if round_.sent is None or round_.aggregated is None:
         return
-    if _stands_still(bundle, index):
+    before, after = bundle.arrays(round_.sent), bundle.arrays(round_.aggregated)
+    is_update = round_.aggregated.form == "update"
+    start = {name: torch.zeros_like(tensor) if is_update else tensor for name, tensor in before.items()}
+    stands_still = all(name in start and torch.equal(t.double(), start[name].double()) for name, t in after.items())
+    all_updates = (update_of(bundle, message.client, index) or {} for message in round_.messages)
+    if stands_still and any(bool(tensor.any()) for update in all_updates for tensor in update.values()):
         yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
     rule = preferred(sheet(round_.facts), "rule", preferred(bundle.facts, "rule"))
     if rule is None or rule["name"].lower() not in MEANS:
@@ -234,12 +236,21 @@ def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
     aggregated = preferred(sheet(round_.facts), "kept", [m.client for m in round_.messages if m.absent is None])
     by_client = {client: update_of(bundle, client, index) for client in aggregated}
     updates = {client: update for client, update in by_client.items() if update is not None}
-    if not updates or len(updates) < len(aggregated) or _made_by_mean(bundle, index, updates):
+    if not updates or len(updates) < len(aggregated):
+        return
+    arrays = [array for file in files_of(round_) for array in file.arrays]
+    # The mean of whole numbers is rounded when it is loaded.
+    integers = {array.name for array in arrays if array.dtype[0] in "IUB" and array.dtype != "BF16"}
+    step = {n: t.double() - start[n].double() for n, t in after.items() if n in start and n not in integers}
+    coarsest = max(GRAINS.get(array.dtype, 0.0) for array in arrays)
+    rounding = {name: 4 * coarsest * float(before[name].double().norm()) for name in step}
+    weights = _weights(bundle, index, list(updates))
+    if _is_mean(step, updates, weights, rounding):
         return
     # If clients began with different models, it may be the mean of the updates or that of the models themselves.
     from_common = {client: _from_common(bundle, client, index, update) for client, update in updates.items()}
     begun_apart = any(from_common[client] is not update for client, update in updates.items())
-    if begun_apart and _made_by_mean(bundle, index, from_common):
+    if begun_apart and _is_mean(step, from_common, weights, rounding):
         return
     yield (
         f"the aggregate is not the mean of the {len(updates)} recorded message(s): before and after were swapped, a "
@@ -258,47 +269,6 @@ def _from_common(bundle: Bundle, client: str, index: int, update: State) -> Stat
         for name, tensor in update.items()
         if name in start and name in common
     }
-
-
-def _made_by_mean(bundle: Bundle, index: int, updates: Mapping[str, State]) -> bool:
-    round_ = bundle.rounds[index]
-    assert round_.sent is not None, "only rounds that have both are checked"
-    assert round_.aggregated is not None, "only rounds that have both are checked"
-    before, after = bundle.arrays(round_.sent), bundle.arrays(round_.aggregated)
-    step = {
-        name: tensor.double() - (0 if round_.aggregated.form == "update" else before[name].double())
-        for name, tensor in after.items()
-        if name in before and name not in _integers(round_)  # their mean is rounded when it is loaded
-    }
-    coarsest = max(GRAINS.get(array.dtype, 0.0) for file in files_of(round_) for array in file.arrays)
-    rounding = {name: 4 * coarsest * float(before[name].double().norm()) for name in step}
-    return _is_mean(step, updates, _weights(bundle, index, list(updates)), rounding)
-
-
-def _integers(round_: RoundFacts) -> set[str]:
-    """Return the names of arrays of whole numbers."""
-    return {
-        array.name
-        for file in files_of(round_)
-        for array in file.arrays
-        if array.dtype[0] in "IUB" and array.dtype != "BF16"
-    }
-
-
-def _stands_still(bundle: Bundle, index: int) -> bool:
-    """Check whether a round changed nothing although a client did."""
-    round_ = bundle.rounds[index]
-    assert round_.sent is not None, "only rounds that have both are checked"
-    assert round_.aggregated is not None, "only rounds that have both are checked"
-    before, after = bundle.arrays(round_.sent), bundle.arrays(round_.aggregated)
-    if round_.aggregated.form == "update":
-        before = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
-    if not all(
-        name in before and torch.equal(tensor.double(), before[name].double()) for name, tensor in after.items()
-    ):
-        return False
-    updates = (update_of(bundle, message.client, index) for message in round_.messages)
-    return any(bool(tensor.any()) for update in updates if update is not None for tensor in update.values())
 
 
 def _weights(bundle: Bundle, index: int, clients: list[str]) -> list[float]:

@@ -19,9 +19,10 @@ import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
+from fedglass.models.names import Names, names_of
 from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
 from fedglass.recordings.format import (
     FORMAT,
@@ -35,6 +36,7 @@ from fedglass.recordings.format import (
     RoundRef,
     is_signed,
     overlay,
+    preferred,
     sheet,
 )
 
@@ -94,11 +96,6 @@ class Bundle:
         """Return the entry of a client in a round."""
         return next((m for m in self.rounds[index].messages if m.client == client), None)
 
-    def of(self, client: str) -> dict[int, MessageFacts]:
-        """Return the entries of a client by round, also where it sent nothing."""
-        entries = {index: self.message(client, index) for index in self.rounds}
-        return {index: message for index, message in entries.items() if message is not None}
-
     def facts_of(self, client: str, index: int) -> FactSheet:
         """Return the facts of a client in a round; those of the round override those of all rounds."""
         message = self.message(client, index)
@@ -108,6 +105,11 @@ class Bundle:
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""
         return dict(self._cache.read(self.folder, ref))
+
+    def names(self, ref: FileRef, model: nn.Module) -> Names:
+        """Return how the names in a file lead to those of a model."""
+        arrays = [(array.name, tuple(array.shape)) for array in ref.arrays]
+        return names_of(arrays, model, str(self.folder / ref.file))
 
 
 def read_bundle(folder: str | Path) -> Bundle:
@@ -163,6 +165,17 @@ def files_of(round_: RoundFacts) -> Iterator[FileRef]:
     """Yield all tensor files of a round."""
     of_clients = [ref for message in round_.messages for ref in (message.sent, message.received)]
     yield from (ref for ref in (round_.sent, *of_clients, round_.aggregated) if ref is not None)
+
+
+def present_clients(round_: RoundFacts) -> tuple[str, ...]:
+    """Return the clients that sent something in a round."""
+    return tuple(message.client for message in round_.messages if message.absent is None)
+
+
+def aggregated_clients(round_: RoundFacts) -> tuple[str, ...]:
+    """Return the clients in the aggregate of a round."""
+    accepted = preferred(sheet(round_.facts), "kept")
+    return tuple(name for name in present_clients(round_) if accepted is None or name in accepted)
 
 
 def equal_up_to_rounding(one: Tensor, other: Tensor) -> bool:
@@ -254,7 +267,13 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     participants = [message.client for message in round_.messages]
     _check_unique(path, "client", participants)
     for message in round_.messages:
-        _check_message(path, round_.index, message, clients)
+        if message.client not in clients:
+            _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
+        position = clients.index(message.client)
+        _check_file_name(path, message.received, f"round-{round_.index:05}-client-{position:05}.safetensors")
+        _check_file_name(path, message.sent, f"round-{round_.index:05}-sent-{position:05}.safetensors")
+        if message.absent is not None and message.received is not None:
+            _refuse(path, f"says that {message.client!r} was absent, and has its message")
     for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
         _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
     unknown = [
@@ -263,16 +282,6 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     if unknown:
         _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
     return round_
-
-
-def _check_message(path: Path, index: int, message: MessageFacts, clients: list[str]) -> None:
-    if message.client not in clients:
-        _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
-    position = clients.index(message.client)
-    _check_file_name(path, message.received, f"round-{index:05}-client-{position:05}.safetensors")
-    _check_file_name(path, message.sent, f"round-{index:05}-sent-{position:05}.safetensors")
-    if message.absent is not None and message.received is not None:
-        _refuse(path, f"says that {message.client!r} was absent, and has its message")
 
 
 def _check_file_name(path: Path, ref: FileRef | None, expected: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -25,52 +25,35 @@ from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
-from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
-from fedglass.recordings.format import MOST_BYTES
+from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
 from fedglass.recordings.reader import first_problem
 
 FORMAT: Literal[1] = 1
-MANIFEST = "manifest.json"
 LONGEST = 64 * 2**20
 """Bytes of a manifest, and of a file of tensors without the tensors."""
 SEPARATOR = "/"
 """Separates the part of a round from a tensor's own name."""
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z_.-]{1,100}$")]
 Count = Annotated[int, Field(ge=1)]
 Names = Annotated[list[Text], Field(max_length=100_000)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SavedFile(_Table):
+class SavedFile(BaseModel, frozen=True, extra="forbid"):
     """A file of tensors and its digest."""
 
     file: FileName
     sha256: Sha256
 
 
-class SavedOptimiser(_Table):
+class SavedOptimiser(BaseModel, frozen=True, extra="forbid"):
     """An optimiser by name, with its options."""
 
     name: Text
     options: dict[Text, float | bool | list[float]] = {}
-
-    @classmethod
-    def of(cls, training: Training) -> SavedOptimiser:
-        kind = next((name for name, optimiser in OPTIMISERS.items() if optimiser is type(training.optimiser)), None)
-        if kind is None:
-            raise UsageError(
-                f"A transcript cannot name the optimiser {training.optimiser!r}, expected one of "
-                f"{', '.join(OPTIMISERS)}: save it without the clients' training."
-            )
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(training.optimiser).items()}
-        return cls(name=kind, options=plain)
 
     def value(self) -> Any:
         if self.name not in OPTIMISERS:
@@ -79,30 +62,34 @@ class SavedOptimiser(_Table):
         return OPTIMISERS[self.name](**plain)
 
 
-class SavedTraining(_Table):
+def _named_optimiser(optimiser: Any) -> Any:
+    """Return the name and the options of an optimiser; what is read from a file has them already."""
+    if isinstance(optimiser, dict | list | str | int | float | None):
+        return optimiser
+    name = next((name for name, kind in OPTIMISERS.items() if kind is type(optimiser)), None)
+    if name is None:
+        raise UsageError(
+            f"A transcript cannot name the optimiser {optimiser!r}, expected one of {', '.join(OPTIMISERS)}: save it "
+            "without the clients' training."
+        )
+    return {"name": name, "options": vars(optimiser)}
+
+
+class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     """The declared training of a client."""
 
     lr: float
     epochs: Count
     batch_size: Count | None
-    batch_norm: Literal["frozen", "batch"]
-    optimiser: SavedOptimiser
+    batch_norm: BatchNorm
+    optimiser: Annotated[SavedOptimiser, BeforeValidator(_named_optimiser)]
     shuffle: bool
     steps: Count | None
     clip: float | None
     label_smoothing: float
 
-    @classmethod
-    def of(cls, training: Training) -> SavedTraining:
-        changed = {"batch_norm": training.batch_norm.value, "optimiser": SavedOptimiser.of(training)}
-        return cls.model_validate({**vars(training), **changed})
 
-    def value(self) -> Training:
-        changed = {"batch_norm": BatchNorm(self.batch_norm), "optimiser": self.optimiser.value()}
-        return Training(**{**dict(self), **changed})
-
-
-class SavedParticipant(_Table):
+class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
     """A participant of a round."""
 
     name: Text
@@ -115,18 +102,14 @@ class SavedParticipant(_Table):
     counted: bool = True
     untrained: Names = []
 
-    @classmethod
-    def of(cls, participant: Participant) -> SavedParticipant:
-        training = None if participant.training is None else SavedTraining.of(participant.training)
-        untrained = list(participant.untrained)
-        return cls.model_validate({**vars(participant), "training": training, "untrained": untrained})
-
     def value(self) -> Participant:
-        training = None if self.training is None else self.training.value()
+        training = None
+        if self.training is not None:
+            training = Training(**{**dict(self.training), "optimiser": self.training.optimiser.value()})
         return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
 
 
-class SavedRound(_Table):
+class SavedRound(BaseModel, frozen=True, extra="forbid"):
     """A round: one file of its models, and one file of each message."""
 
     index: Annotated[int, Field(ge=0)]
@@ -136,7 +119,7 @@ class SavedRound(_Table):
     kept: Names
 
 
-class SavedTerms(_Table):
+class SavedTerms(BaseModel, frozen=True, extra="forbid"):
     """The public facts of a federation."""
 
     shape: tuple[Count, Count, Count]
@@ -149,26 +132,8 @@ class SavedTerms(_Table):
     defences: dict[Text, Names] | None
     behaviours: Names
 
-    @classmethod
-    def of(cls, terms: Terms) -> SavedTerms:
-        facts = asdict(terms)
-        whitening = facts.pop("whitening")
-        return cls.model_validate({**facts, "mean": list(whitening["mean"]), "std": list(whitening["std"])})
 
-    def value(self) -> Terms:
-        return Terms(
-            self.shape,
-            self.classes,
-            Whitening(tuple(self.mean), tuple(self.std)),
-            tuple(self.clients),
-            self.rule,
-            None if self.class_names is None else tuple(self.class_names),
-            None if self.defences is None else {name: tuple(texts) for name, texts in self.defences.items()},
-            tuple(self.behaviours),
-        )
-
-
-class SavedManifest(_Table):
+class SavedManifest(BaseModel, frozen=True, extra="forbid"):
     """`manifest.json`."""
 
     format: Literal[1] = FORMAT
@@ -183,44 +148,58 @@ def save_transcript(transcript: Transcript, directory: Path) -> None:
     make_folder(directory)
     rounds = []
     for index, round_ in sorted(transcript.rounds.items()):
-        _check_storable(round_, index)
+        personalised = round_.clients_with_own_model([message.client for message in round_.messages])
+        if personalised:
+            raise UsageError(
+                f"A saved transcript has one model for each round, and {personalised[0]!r} was sent one of its own in "
+                f"round {index}: keep the bundle that it was read from."
+            )
         parts = {"before": round_.before, "buffers": round_.buffers, "step": round_.step, "after": round_.buffers_after}
         models = _write_parts(directory, f"round-{index:05}.safetensors", parts)
         messages = {}
         for i, message in enumerate(round_.messages):
             parts = {"update": message.update, "buffers": message.buffers}
             messages[message.client] = _write_parts(directory, f"round-{index:05}-{i:05}.safetensors", parts)
-        participants = [SavedParticipant.of(participant) for participant in round_.participants]
-        accepted = list(round_.accepted)
-        rounds.append(
-            SavedRound(index=index, models=models, participants=participants, messages=messages, kept=accepted)
-        )
-    terms = SavedTerms.of(transcript.terms)
+        participants = [SavedParticipant.model_validate(p, from_attributes=True) for p in round_.participants]
+        kept = list(round_.accepted)
+        rounds.append(SavedRound(index=index, models=models, participants=participants, messages=messages, kept=kept))
+    facts = asdict(transcript.terms)
+    terms = SavedTerms.model_validate({**facts.pop("whitening"), **facts})
     manifest = SavedManifest(fedglass=__version__, origin=transcript.origin, terms=terms, rounds=rounds)
     write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-
-
-def _check_storable(round_: Round, index: int) -> None:
-    personalised = round_.clients_with_own_model([message.client for message in round_.messages])
-    if personalised:
-        raise UsageError(
-            f"A saved transcript has one model for each round, and {personalised[0]!r} was sent one of its own in "
-            f"round {index}: keep the bundle that it was read from."
-        )
 
 
 def load_transcript(directory: Path, model: nn.Module) -> Transcript:
     """Read the transcript of a directory; `model` is the architecture, which no file contains."""
     manifest = read_saved_manifest(directory)
     rounds = {saved.index: _read_round(directory, saved, model) for saved in manifest.rounds}
-    _check_order(directory, rounds)
+    for index, round_ in rounds.items():
+        following = rounds.get(index + 1)
+        if following is not None and not all(_continues(round_, following, name) for name in round_.before):
+            raise DataError(
+                f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
+                "rounds or federations were mixed; save the transcript again."
+            )
     return Transcript(model, _terms(directory / MANIFEST, manifest.terms), rounds, manifest.origin)
 
 
 def read_saved_manifest(directory: Path) -> SavedManifest:
     """Read the manifest of a saved transcript, and check that every round, client and participant comes once."""
     path = directory / MANIFEST
-    manifest = _parse_manifest(path)
+    text = read_saved_bytes(path, LONGEST)
+    try:
+        content = json.loads(text)
+        version = content.get("format") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise DataError(
+                f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
+            )
+        manifest = SavedManifest.model_validate(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not the manifest of a transcript ({first_problem(error)}): it is damaged or of another kind; "
+            "save the transcript again."
+        ) from error
     rounds, clients = [str(saved.index) for saved in manifest.rounds], manifest.terms.clients
     twice = next((name for names in (rounds, clients) for name, n in Counter(names).items() if n > 1), None)
     if twice is not None:
@@ -238,26 +217,10 @@ def read_saved_manifest(directory: Path) -> SavedManifest:
     return manifest
 
 
-def _parse_manifest(path: Path) -> SavedManifest:
-    text = read_saved_bytes(path, LONGEST)
-    try:
-        content = json.loads(text)
-        version = content.get("format") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > FORMAT:
-            raise DataError(
-                f"{path} has format {version}, expected at most {FORMAT}: a newer fedglass wrote it, use that."
-            )
-        return SavedManifest.model_validate(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not the manifest of a transcript ({first_problem(error)}): it is damaged or of another kind; "
-            "save the transcript again."
-        ) from error
-
-
 def _terms(path: Path, saved: SavedTerms) -> Terms:
+    facts = {**saved.model_dump(exclude={"mean", "std"}), "whitening": {"mean": saved.mean, "std": saved.std}}
     try:
-        terms = saved.value()
+        terms = TypeAdapter(Terms).validate_python(facts)
     except FedglassError as error:
         raise DataError(f"{path}: {error}") from error
     if len(terms.whitening.mean) not in (1, terms.shape[0]):
@@ -280,29 +243,12 @@ def _read_round(directory: Path, saved: SavedRound, model: nn.Module) -> Round:
         participants = tuple(participant.value() for participant in saved.participants)
     except (FedglassError, ValueError, TypeError) as error:
         raise DataError(f"{directory / MANIFEST}: round {saved.index}: {error}") from error
-    return Round(
-        models["before"],
-        models["buffers"],
-        participants,
-        tuple(messages),
-        models["step"],
-        models["after"],
-        tuple(saved.kept),
-    )
-
-
-def _check_order(directory: Path, rounds: Mapping[int, Round]) -> None:
-    """Check that a round starts where the one before it ended, but for the rounding of a difference of two models."""
-    for index, round_ in rounds.items():
-        following = rounds.get(index + 1)
-        if following is not None and not all(_continues(round_, following, name) for name in round_.before):
-            raise DataError(
-                f"{directory}: round {index + 1} does not start where round {index} ended: files of different "
-                "rounds or federations were mixed; save the transcript again."
-            )
+    before, buffers, step, after = (models[part] for part in like)
+    return Round(before, buffers, participants, tuple(messages), step, after, tuple(saved.kept))
 
 
 def _continues(round_: Round, following: Round, name: str) -> bool:
+    """Check that a round starts where the one before it ended, but for the rounding of a difference of two models."""
     before, step = round_.before[name], round_.step[name]
     after, sent_next = (tensor.nan_to_num() for tensor in (before + step, following.before[name]))
     if torch.equal(after, sent_next):
@@ -374,3 +320,21 @@ def read_saved_bytes(path: Path, most: int) -> bytes:
         return read_file(path, most)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}; name the directory of a saved transcript.") from error
+
+
+# Sentences that a transcript holds about defences.
+
+
+def defence_text(defence: object) -> str:
+    """Return the sentence of `Terms.defences` about one defence."""
+    return f"Defended by {defence}."
+
+
+def defence_name(text: str) -> str:
+    """Return the defence of such a sentence, for saved transcripts, which hold nothing else of it.
+
+    >>> defence_name(defence_text("Clip(norm=1.0)"))
+    'Clip(norm=1.0)'
+    """
+    prefix, suffix = defence_text("\0").split("\0")
+    return text.removeprefix(prefix).removesuffix(suffix)

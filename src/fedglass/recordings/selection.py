@@ -1,19 +1,39 @@
-"""Selection of the rounds and messages of a bundle that are audited, and from which view."""
+"""Selection of the rounds and messages of a bundle that are audited, and from which view.
+
+Also facts about the selected messages that are not in the arrays which attacks read: attendance, contradictions,
+statements of the recorder, and further payload. Private examples may be in what was sent next to the model, and the
+noise that hides them may be in another update. All are by round and client.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
-from fedglass.core.errors import UsageError
-from fedglass.recordings.format import RoundFacts, preferred, sheet
-from fedglass.recordings.reader import Bundle
+import torch
+from torch import nn
+
+from fedglass.core.errors import FedglassError, UsageError
+from fedglass.core.tensors import Params
+from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, FileRef, preferred
+from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.reader import Bundle, aggregated_clients, present_clients
+from fedglass.recordings.sizes import large_metrics
+from fedglass.recordings.transcript import TranscriptReader
 
 RecordedView = Literal["server", "aggregate"]
 """Each client's message, or the aggregate alone."""
 MOST_MESSAGES = 100_000
 """Messages that one audit can select."""
+TextsByClient = dict[tuple[int, str], tuple[str, ...]]
+"""By round and client; the key of the round itself has no client's name."""
+UNIDENTIFIED = "an unidentified client (recording incomplete)"
+MOST_STATEMENTS, MOST_LETTERS = 20, 300
+"""How many statements of a recorder a report repeats, and how many characters of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +68,13 @@ class Selection:
 
     def respondents(self, index: int) -> tuple[str, ...]:
         """Return the clients that revealed something in a round: a server also sees updates that its rule rejects."""
-        return self.aggregated_clients(index) if self.view == "aggregate" else _present(self.bundle.rounds[index])
+        return (
+            self.aggregated_clients(index) if self.view == "aggregate" else present_clients(self.bundle.rounds[index])
+        )
 
     def aggregated_clients(self, index: int) -> tuple[str, ...]:
         """Return the clients in the aggregate of a round."""
-        round_ = self.bundle.rounds[index]
-        accepted = preferred(sheet(round_.facts), "kept")
-        return tuple(name for name in _present(round_) if accepted is None or name in accepted)
-
-
-def _present(round_: RoundFacts) -> tuple[str, ...]:
-    return tuple(message.client for message in round_.messages if message.absent is None)
+        return aggregated_clients(self.bundle.rounds[index])
 
 
 def select_messages(
@@ -89,7 +105,12 @@ def select_messages(
         wanted: Sequence[int] = _rounds_with_every_client(replace(everything, rounds=usable))
     else:
         wanted = usable if rounds == "all" else rounds
-    _check_rounds(bundle, wanted, reasons)
+    for index in wanted:
+        if index not in reasons:
+            recorded = ", ".join(map(str, list(reasons)[:20]))
+            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {recorded}.")
+        if reasons[index]:
+            raise UsageError(f"recording.rounds cannot have {index}: {reasons[index]}; choose another.")
     selection = replace(everything, rounds=tuple(dict.fromkeys(wanted)))
     count = sum(
         1 if selection.view == "aggregate" else len(selection.clients_with_updates(index)) for index in selection.rounds
@@ -156,15 +177,6 @@ def _unaudited(selection: Selection, meant: Sequence[int]) -> tuple[str, ...]:
     return tuple(name for name in respondents if name not in audited)
 
 
-def _check_rounds(bundle: Bundle, wanted: Sequence[int], reasons: dict[int, str]) -> None:
-    for index in wanted:
-        if index not in reasons:
-            recorded = ", ".join(map(str, list(reasons)[:20]))
-            raise UsageError(f"recording.rounds names {index}, expected rounds of {bundle.folder}: {recorded}.")
-        if reasons[index]:
-            raise UsageError(f"recording.rounds cannot have {index}: {reasons[index]}; choose another.")
-
-
 def _skipped(selection: Selection, usable: Sequence[int], reasons: dict[int, str]) -> Iterator[str]:
     yield from (reason for reason in reasons.values() if reason)
     unused = [str(index) for index in usable if index not in selection.rounds]
@@ -179,3 +191,102 @@ def _skipped(selection: Selection, usable: Sequence[int], reasons: dict[int, str
                 yield f"{message.client} in round {index}: its message was not seen"
             elif selection.view == "server" and message.sent is None and round_.sent is None:
                 yield f"{message.client} in round {index}: the model that it was sent was not recorded"
+
+
+# Facts about the selected messages.
+
+
+def attendance_by_round(selection: Selection) -> dict[int, tuple[str, ...]]:
+    """Return the clients of each recorded round, and all clients for one round of every gap in the numbers.
+
+    There is also a gap before the first recorded round: a recording that begins with round 5 has missed four.
+    """
+    bundle = selection.bundle
+    attendance = {index: selection.respondents(index) for index in bundle.rounds}
+    for before, after in pairwise((bundle.first_round - 1, *bundle.rounds)):
+        if after > before + 1:
+            attendance[before + 1] = bundle.clients
+    return attendance
+
+
+def unaudited_clients(selection: Selection) -> tuple[str, ...]:
+    """Return the clients that took part and are not audited; a client that the recorder lost has no name."""
+    return (*selection.unaudited, *((UNIDENTIFIED,) if preferred(selection.bundle.facts, INCOMPLETE) else ()))
+
+
+def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByClient:
+    """Return the contradictions between the recorded facts and the messages."""
+    bundle = selection.bundle
+    contradictions: TextsByClient = {}
+    for index in selection.rounds:
+        round_ = bundle.rounds[index]
+        sent = round_.sent or next(message.sent for message in round_.messages if message.sent is not None)
+        for finding in contradictions_of(bundle, index, bundle.names(sent, model).model):
+            if not finding.statistics_only:
+                key = (finding.round, finding.client)
+                contradictions[key] = (*contradictions.get(key, ()), finding.text)
+    return contradictions
+
+
+def recorder_statements(selection: Selection, fact: str) -> TextsByClient:
+    """Return the statements that recorders added about the selected messages as a free fact of this name."""
+    statements: TextsByClient = {}
+    for index in selection.rounds:
+        for message in selection.bundle.rounds[index].messages:
+            value = preferred(selection.bundle.facts_of(message.client, index), fact)
+            texts = list(value if isinstance(value, dict | list) else [value])[:MOST_STATEMENTS] if value else []
+            if texts:
+                statements[index, message.client] = tuple(str(text)[:MOST_LETTERS] for text in texts)
+    return statements
+
+
+def extra_payload(selection: Selection, model: nn.Module) -> TextsByClient:
+    """Return the names of what left with the selected messages and no attack reads."""
+    bundle = selection.bundle
+    payload = defaultdict[tuple[int, str], list[str]](list)
+    for key, texts in recorder_statements(selection, EXTRA_ARRAYS).items():
+        payload[key] += texts
+    for index in selection.rounds:
+        round_ = bundle.rounds[index]
+        for message in round_.messages:
+            key = (index, message.client)
+            facts = bundle.facts_of(message.client, index)
+            large = large_metrics(preferred(facts, "metrics", {}), preferred(facts, METRIC_SIZES))
+            payload[key] += [f"metric {name}" for name in large]
+            ref = round_.aggregated if selection.view == "aggregate" else message.received
+            if ref is not None and message.absent is None:
+                payload[key] += divergent_aliases(bundle, ref, model)
+    return {key: tuple(names) for key, names in payload.items() if names}
+
+
+def unaudited_updates(reader: TranscriptReader, selection: Selection) -> dict[tuple[int, str], Params]:
+    """Return the readable updates of clients in the selected rounds that the user did not ask for."""
+    updates: dict[tuple[int, str], Params] = {}
+    for index in selection.rounds if selection.view == "server" and selection.clients is not None else ():
+        audited = selection.clients_with_updates(index)
+        for client in replace(selection, clients=None).clients_with_updates(index):
+            if client not in audited:
+                with suppress(FedglassError):
+                    (message,) = reader.round(index, [client]).messages
+                    updates[index, client] = message.update
+    return updates
+
+
+def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterator[str]:
+    """Yield second names of tensors of the model that were sent alone, or with other values than the first name.
+
+    Attacks read the first name. torch names each parameter once, so that a defence that iterates over the
+    parameters leaves out the second name.
+    """
+    first_names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first = first_names.setdefault(id(tensor), name)
+        if first != name:
+            aliases[name] = first
+    if not aliases:
+        return
+    sent = bundle.names(ref, model).applied(bundle.arrays(ref))
+    for name, first in aliases.items():
+        if name in sent and (first not in sent or not torch.equal(sent[name], sent[first])):
+            yield name

@@ -6,9 +6,7 @@ what fedglass can replay. Facts that describe no such training give None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Mapping, Sequence
 
 from fedglass.core.errors import FedglassError
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
@@ -55,6 +53,8 @@ def participant_of(
     training = training_of(facts, examples if counted else None, has_batch_norm)
     weight = preferred(facts, "weight")
     is_whole = weight is not None and float(weight).is_integer()
+    declared = preferred(facts, "untrained", [])
+    untrained = declared if names is None else [names.model.get(name, name) for name in declared]
     return Participant(
         client,
         examples,
@@ -63,16 +63,9 @@ def participant_of(
         (preferred(facts, "steps") or None) if training is None else None,
         int(weight) if is_whole and int(weight) != examples else None,
         counted=counted,
-        untrained=tuple(_untrained(facts, update or {}, names)),
+        # Only what has not changed either.
+        untrained=tuple(n for n in untrained if update is not None and n in update and not bool(update[n].any())),
     )
-
-
-def _untrained(facts: FactSheet, update: Mapping[str, Tensor], names: Names | None) -> Iterator[str]:
-    """Yield the tensors that are declared as frozen and have not changed either."""
-    for sent_as in preferred(facts, "untrained", []):
-        name = sent_as if names is None else names.model.get(sent_as, sent_as)
-        if name in update and not bool(update[name].any()):
-            yield name
 
 
 def _examples(facts: FactSheet, declared_by_owner: int | None) -> tuple[int, bool]:
@@ -106,8 +99,7 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
         epochs = 1
     if epochs is None:
         return None
-    shuffle = preferred(facts, "shuffle", True)
-    return _training(facts, batch_size, epochs if steps is None else 1, steps, shuffle, has_batch_norm)
+    return _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
 
 
 def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: int) -> Training | None:
@@ -117,29 +109,26 @@ def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: 
     """
     size, steps = batch_sizes[0], len(batch_sizes)
     full_batch = size >= examples and set(batch_sizes) == {size}
-    return _training(
-        facts, None if full_batch else size, 1, None if full_batch and steps == 1 else steps, True, has_batch_norm=True
-    )
+    return _training(facts, None if full_batch else size, 1, None if full_batch and steps == 1 else steps)
 
 
 def _training(
-    facts: FactSheet, batch_size: int | None, epochs: int, steps: int | None, shuffle: bool, has_batch_norm: bool
+    facts: FactSheet,
+    batch_size: int | None,
+    epochs: int,
+    steps: int | None,
+    has_batch_norm: bool = True,
+    shuffle: bool = True,
 ) -> Training | None:
     lr, optimiser = preferred(facts, "lr"), optimiser_of(facts)
     if lr is None or optimiser is None or preferred(facts, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
         return None
+    # Layers normalise by the batch, unless there are none or a fact says otherwise.
+    frozen = not has_batch_norm or preferred(facts, "batch_norm") in ("frozen", "none")
+    mode = BatchNorm.FROZEN if frozen else BatchNorm.BATCH
+    clip, smoothing = preferred(facts, "clip"), preferred(facts, "label_smoothing", 0.0)
     try:
-        return Training(
-            lr,
-            epochs,
-            batch_size,
-            _batch_norm(facts, has_batch_norm),
-            optimiser,
-            shuffle,
-            steps,
-            preferred(facts, "clip"),
-            preferred(facts, "label_smoothing", 0.0),
-        )
+        return Training(lr, epochs, batch_size, mode, optimiser, shuffle, steps, clip, smoothing)
     except FedglassError:
         return None
 
@@ -156,12 +145,6 @@ def _batch_size(facts: FactSheet, examples: int | None) -> int | None:
     per_epoch = -(-examples // largest)
     expected = (min(largest, examples - i % per_epoch * largest) for i in range(len(sizes)))
     return largest if list(sizes) == list(expected) else None
-
-
-def _batch_norm(facts: FactSheet, has_batch_norm: bool) -> BatchNorm:
-    """Return the mode of batch normalisation: by the batch, unless no layer does it or a fact says otherwise."""
-    frozen = not has_batch_norm or preferred(facts, "batch_norm") in ("frozen", "none")
-    return BatchNorm.FROZEN if frozen else BatchNorm.BATCH
 
 
 def optimiser_of(facts: FactSheet) -> Optimiser | None:

@@ -16,10 +16,9 @@ from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Par
 from fedglass.federation.truth import Examples, Truths
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
-from fedglass.models.names import Names, names_of
 from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
 from fedglass.recordings.observed import MEANS
-from fedglass.recordings.reader import Bundle
+from fedglass.recordings.reader import Bundle, aggregated_clients
 from fedglass.recordings.training_facts import participant_of
 
 UNKNOWN_CLIENTS = "all clients"
@@ -160,20 +159,20 @@ class TranscriptReader:
 
     def _participant(self, message: MessageFacts, index: int) -> Participant:
         """Return a client; parameters that it did not send back count as not trained."""
-        names = None if message.received is None else self._names(message.received)
+        names = None if message.received is None else self.bundle.names(message.received, self.model)
         participant = participant_of(self.bundle, message.client, index, self.counts, names)
         parameters = dict(self.model.named_parameters())  # buffers of a model are never trained
         untrained = [name for name in participant.untrained if name in parameters]
         missing = () if names is None else names.lacking(self.model)
         return replace(participant, untrained=tuple(dict.fromkeys((*untrained, *missing))))
 
-    def _names(self, ref: FileRef) -> Names:
-        arrays = [(array.name, tuple(array.shape)) for array in ref.arrays]
-        return names_of(arrays, self.model, str(self.bundle.folder / ref.file))
+    def _arrays(self, ref: FileRef) -> dict[str, Tensor]:
+        """Return the tensors of a file under the names of the model."""
+        return self.bundle.names(ref, self.model).applied(self.bundle.arrays(ref))
 
     def _state(self, ref: FileRef, defaults: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return parameters and buffers in the model's own types; `defaults` are those that need not be in the file."""
-        state = {**defaults, **self._names(ref).applied(self.bundle.arrays(ref))}
+        state = {**defaults, **self._arrays(ref)}
         path, weights, buffers = self.bundle.folder / ref.file, weights_of(self.model), buffers_of(self.model)
         missing = [name for name in weights if name not in state]
         if missing:
@@ -223,7 +222,7 @@ class TranscriptReader:
         unmoved = [name for name, difference in update.items() if not bool(difference.any())]
         if not unmoved:
             return
-        received, before = (self._names(file).applied(self.bundle.arrays(file)) for file in (ref, sent))
+        received, before = self._arrays(ref), self._arrays(sent)
         for name in (name for name in unmoved if name in received):
             dtype = update[name].dtype
             is_lost = (
@@ -254,10 +253,7 @@ class TranscriptReader:
         ref = facts.aggregated or (None if following is None else following.sent)
         if ref is None or facts.sent is None:
             return {name: torch.zeros_like(tensor) for name, tensor in start.before.items()}, {}, ()
-        present = tuple(message.client for message in facts.messages if message.absent is None)
-        accepted = preferred(sheet(facts.facts), "kept")
-        contributors = present if accepted is None else tuple(name for name in present if name in accepted)
-        return *self._added(ref, start), contributors
+        return *self._added(ref, start), aggregated_clients(facts)
 
 
 def rule_of(bundle: Bundle, index: int) -> str:

@@ -22,62 +22,51 @@ from fedglass.recordings.saved import LONGEST, SEPARATOR, SavedFile, read_saved_
 FORMAT = 1
 TENSORS, FACTS = "truth.safetensors", "truth.json"
 
-ByRoundAndClient = Mapping[tuple[int, str], Any]
 
-
-def write_truths(
-    folder: Path,
-    examples: Mapping[str, tuple[Tensor, Tensor]],
-    batch_labels: ByRoundAndClient,
-    taken: ByRoundAndClient,
-    order: ByRoundAndClient | None = None,
-) -> None:
-    """Write the images and labels of each client, and by round what it trained on.
-
-    Args:
-        folder: The folder of one or several clients.
-        examples: By client, images and labels.
-        batch_labels: The labels of each local step.
-        taken: The rows of the examples that a round used, if not all.
-        order: The rows of each local step.
-    """
+def save_truths(truths: Truths, directory: Path) -> None:
+    """Write the images and labels of each client into one folder, and by round what it trained on."""
+    make_folder(directory)
     tensors = {
         f"{i}{SEPARATOR}{kind}": tensor.contiguous()
-        for i, (images, labels) in enumerate(examples.values())
-        for kind, tensor in (("images", images), ("labels", labels))
+        for i, examples in enumerate(truths.examples.values())
+        for kind, tensor in (("images", examples.images), ("labels", examples.labels))
     }
     data = save(tensors)
     facts = {
         "format": FORMAT,
-        "clients": list(examples),
+        "clients": list(truths.examples),
         "sha256": hashlib.sha256(data).hexdigest(),
-        "batch_labels": [{"round": r, "client": name, "batches": steps} for (r, name), steps in batch_labels.items()],
-        "taken": [{"round": r, "client": client, "rows": rows} for (r, client), rows in taken.items()],
+        "batch_labels": _entries(truths.batch_labels, "batches"),
+        "taken": _entries(truths.taken, "rows"),
     }
-    if order:
-        facts["order"] = [{"round": r, "client": client, "batches": rows} for (r, client), rows in order.items()]
-    write_atomic(folder / TENSORS, data)
-    write_atomic(folder / FACTS, json.dumps(facts) + "\n")
+    if truths.order:
+        facts["order"] = _entries(truths.order, "batches")
+    write_atomic(directory / TENSORS, data)
+    write_atomic(directory / FACTS, json.dumps(facts) + "\n")
+
+
+def _entries(values: Mapping[tuple[int, str], Any], name: str) -> list[dict[str, Any]]:
+    return [{"round": index, "client": client, name: value} for (index, client), value in values.items()]
 
 
 def write_client_truth(
     folder: Path, client: str, examples: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
     """Write one client's images and labels, and by round the rows of them that each local step took."""
-    _, labels = examples
+    images, labels = examples
     count, order, batch_labels, taken = len(labels), {}, {}, {}
     for index, steps in batches.items():
-        rows = [[int(row) for row in batch] for batch in steps]
+        rows = tuple(tuple(int(row) for row in batch) for batch in steps)
         used = sorted({row for batch in rows for row in batch})
         if not used or not all(rows) or used[0] < 0 or used[-1] >= count:
             raise DataError(
                 f"The batches of {client!r} in round {index} must be rows of its {count} examples, none of them empty."
             )
         order[index, client] = rows
-        batch_labels[index, client] = [[int(labels[row]) for row in batch] for batch in rows]
+        batch_labels[index, client] = tuple(tuple(int(labels[row]) for row in batch) for batch in rows)
         if len(used) < count:
-            taken[index, client] = used
-    write_truths(folder, {client: examples}, batch_labels, taken, order)
+            taken[index, client] = tuple(used)
+    save_truths(Truths({client: Examples(images, labels)}, batch_labels, taken, order), folder)
 
 
 def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
@@ -98,13 +87,6 @@ def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tenso
             "they were before they were normalised."
         )
     return pixels, classes.long()
-
-
-def save_truths(truths: Truths, directory: Path) -> None:
-    """Write the truths of all clients into one folder."""
-    make_folder(directory)
-    examples = {name: (shown.images, shown.labels) for name, shown in truths.examples.items()}
-    write_truths(directory, examples, truths.batch_labels, truths.taken, truths.order)
 
 
 def load_truths(directory: Path) -> Truths:

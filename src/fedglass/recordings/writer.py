@@ -56,13 +56,11 @@ class RoundWriter:
         with self.bundle.exclusive():
             if client is None:
                 self._check_new(self.state.sent, "the model that was sent")
-                ref = self.bundle.store(arrays, f"round-{self.index:05}-sent.safetensors", "state")
-                self._write(sent=ref)
+                self._write(sent=self._store(arrays, "sent", "state"))
                 return
             position = self.bundle.position_of(client)
             self._check_new(self.message(client).sent, f"the model that was sent to {client!r}")
-            ref = self.bundle.store(arrays, f"round-{self.index:05}-sent-{position:05}.safetensors", "state")
-            self._write_message(client, sent=ref)
+            self._write_message(client, sent=self._store(arrays, f"sent-{position:05}", "state"))
 
     def received(
         self,
@@ -86,22 +84,20 @@ class RoundWriter:
             position = self.bundle.position_of(client)
             self.check_new_message(client)
             sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
-            name = f"round-{self.index:05}-client-{position:05}.safetensors"
-            ref = self.bundle.store(arrays, name, form)
+            ref = self._store(arrays, f"client-{position:05}", form)
             self._write_message(client, received=ref, facts=overlay(sheet(self.message(client).facts), sheet_of_reply))
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """Record the result of the aggregation rule; `kept` are the clients that the rule accepted, if it says so."""
         with self.bundle.exclusive():
             self._check_new(self.state.aggregated, "the aggregate")
-            ref = self.bundle.store(arrays, f"round-{self.index:05}-aggregated.safetensors", form)
+            ref = self._store(arrays, "aggregated", form)
             accepted = OF_ROUND.told({"kept": kept}, "read")
             self._write(aggregated=ref, facts=overlay(sheet(self.state.facts), accepted))
 
     def absent(self, client: str, reason: str = "") -> None:
         """Record that a client was called and sent nothing, or an error."""
         with self.bundle.exclusive():
-            self.bundle.position_of(client)
             self._write_message(client, absent=str(reason)[:2000])
 
     def not_recorded(self, client: str, reason: str) -> None:
@@ -120,7 +116,7 @@ class RoundWriter:
     def add_client_facts(self, client: str, facts: FactSheet) -> None:
         """Record facts of a client in this round with their sources."""
         with self.bundle.exclusive():
-            self.bundle.position_of(client)
+            self.bundle.position_of(client)  # refuses what is not a name
             self._write_message(client, facts=overlay(sheet(self.message(client).facts), facts))
 
     def replace_client_facts(self, client: str, facts: FactSheet) -> None:
@@ -130,7 +126,6 @@ class RoundWriter:
             before = sheet(self.message(client).facts)
             remaining = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
             remaining = {name: values for name, values in remaining.items() if values}
-            self.bundle.position_of(client)
             self._write_message(client, facts=overlay(remaining, facts))
 
     @property
@@ -147,7 +142,14 @@ class RoundWriter:
         """Refuse a message that was recorded already, before a client trains for it."""
         self._check_new(self.message(client).received, f"the message of {client!r}")
 
+    def _store(self, arrays: Arrays, name: str, form: Form) -> FileRef:
+        """Write arrays to a file of the round, which the manifest does not name yet."""
+        data, ref = to_safetensors(as_tensors(arrays), f"round-{self.index:05}-{name}.safetensors", form)
+        self.bundle.put(ref.file, data)
+        return ref
+
     def _write_message(self, client: str, **changed: Any) -> None:
+        self.bundle.position_of(client)
         entries = {message.client: message for message in self.state.messages}
         entries[client] = self.message(client).model_copy(update=changed)
         self._write(messages=list(entries.values()))
@@ -202,7 +204,7 @@ class BundleWriter:
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
         self._lock, self._depth, self._written = threading.RLock(), 0, b""
         self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
-        self._make_folder(self.folder)
+        _make_folder(self.folder)
         if (self.folder / MANIFEST).exists() and not resume:
             raise UsageError(
                 f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
@@ -290,16 +292,10 @@ class BundleWriter:
             position = self.position_of(client)
             self._write_manifest()
             folder = self._truth / f"client-{position:05}"
-            self._make_folder(self._truth)
-            self._make_folder(folder)
+            _make_folder(self._truth)
+            _make_folder(folder)
             write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
-
-    def _make_folder(self, folder: Path) -> None:
-        try:
-            make_folder(folder)
-        except OSError as error:
-            raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
 
     @property
     def known_facts(self) -> FactSheet:
@@ -326,12 +322,6 @@ class BundleWriter:
         """Return a round as it was recorded so far."""
         return self._rounds.get(index, RoundFacts(index=index))
 
-    def store(self, arrays: Arrays, file: str, form: Form) -> FileRef:
-        """Write arrays to a file of that name, which the manifest does not name yet."""
-        data, ref = to_safetensors(as_tensors(arrays), file, form)
-        self._put(file, data)
-        return ref
-
     def write_round(self, facts: RoundFacts) -> None:
         """Write a round under a name that no manifest has yet: the old file stays until the manifest names the new."""
         refs = {ref.index: ref for ref in self._manifest.rounds}
@@ -339,7 +329,7 @@ class BundleWriter:
         version = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
         data = (facts.model_dump_json(indent=1) + "\n").encode()
         name = f"round-{facts.index:05}-{version:04}.json"
-        self._put(name, data)
+        self.put(name, data)
         digest = hashlib.sha256(data).hexdigest()
         refs[facts.index] = RoundRef(index=facts.index, file=name, sha256=digest, bytes=len(data))
         self._write_manifest(rounds=sorted(refs.values(), key=lambda ref: ref.index))
@@ -350,13 +340,21 @@ class BundleWriter:
     def _write_manifest(self, **changed: Any) -> None:
         self._manifest = self._manifest.model_copy(update=changed)
         data = signed(self._manifest).encode()
-        self._put(MANIFEST, data)
+        self.put(MANIFEST, data)
         self._written = data
 
-    def _put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file of the bundle in one step."""
         try:
             write_atomic(self.folder / name, content)
         except OSError as error:
             raise UsageError(
                 f"Cannot write to {self.folder}: {error.strerror}; make room, or choose another folder."
             ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
