@@ -24,8 +24,8 @@ from fedglass.federation.views import Together
 from fedglass.plan.bundles import OpenBundle, open_bundle, recorded_bundle
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import public_of
-from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
+from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
 from fedglass.recordings.format import preferred
 from fedglass.recordings.reader import Bundle

@@ -28,9 +28,8 @@ from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
-from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable
+from fedglass.plan.tables import DefenceTable, RecordingTable
 from fedglass.recordings.texts import defence_text
 
 DEFENDED = ("Defended, as the plan says.",)

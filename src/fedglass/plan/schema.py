@@ -12,20 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import follow_links, open_file
-from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.tables import (
     MOST_CASES,
+    BundleTable,
     Client,
     Defences,
     FederationTable,
     Finite,
+    Listed,
     Name,
     Named,
+    RecordingTable,
     Repeats,
     Round,
     Seed,
@@ -33,7 +35,6 @@ from fedglass.plan.tables import (
     SomeRounds,
     Table,
     Title,
-    listed,
 )
 from fedglass.verdict.gate import Gate
 
@@ -203,13 +204,8 @@ class AttackTable(Named):
     """The method that finds labels: `fedglass list labels`; left out: the recipe's own."""
     start: Name | None = None
     """Another attack that gives the starting images, such as `exact`; images that it cannot read start at random."""
-    refine: Annotated[list[RefineTable], Field(max_length=10)] = []
+    refine: Annotated[list[RefineTable], Field(max_length=10), Listed] = []
     """Refinements of the found images, one after another, after those of the recipe."""
-
-    @field_validator("refine", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return listed(value)
 
 
 class MetricsTable(Table):
@@ -264,25 +260,20 @@ class Plan(Table):
     """Runs of each attack, from different starting points."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
     """Time limit of searches that the audit of a recorded folder chooses itself; attacks of the plan always run."""
-    federation: Annotated[list[FederationTable], Field(max_length=100)] = []
+    federation: Annotated[list[FederationTable], Field(max_length=100), Listed] = []
     """Federations to simulate; one table or several."""
-    recording: Annotated[list[AnyRecording], Field(max_length=1000)] = []
+    recording: Annotated[list[AnyRecording], Field(max_length=1000), Listed] = []
     """Messages of a real federation instead of a simulation: files, or a bundle that a recorder wrote."""
     adversary: AdversaryTable = AdversaryTable()
     """The adversary."""
     defences: Defences = []
     """Defences of the clients, applied one after another."""
-    attacks: Annotated[list[AttackTable], Field(max_length=100)] = []
+    attacks: Annotated[list[AttackTable], Field(max_length=100), Listed] = []
     """Searches, in addition to the exact attacks, the candidate game and the certificate of every audit."""
     metrics: MetricsTable = MetricsTable()
     """Metrics of the images."""
     gate: GateTable = GateTable()
     """Limits that decide the verdict."""
-
-    @field_validator("federation", "recording", "defences", "attacks", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return listed(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
