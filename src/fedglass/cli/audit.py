@@ -162,15 +162,15 @@ def _draft_of(
 
     announce_named(model, public, output)
     drafted = draft(bundle, model=model, truth=truth, weights=weights, public=public)
-    if drafted.selection is None:
+    if drafted.problem:
         raise UsageError(drafted.problem)
-    names = ", ".join(drafted.selection.attacks)
+    names = ", ".join(attack.name for attack in drafted.plan.attacks)
     output.note(f"Searches: {names or 'none; only exact attacks run'}.")
-    for name, reason in drafted.selection.skipped.items():
+    for name, reason in drafted.skipped_attacks.items():
         output.note(f"Skipped: {name}: {reason}")
     for reason in drafted.skipped:
         output.note(f"Not audited: {reason}")
-    for contradiction in drafted.contradictions:
+    for contradiction in drafted.sources[0].contradiction_texts():
         output.note(f"Contradiction: {contradiction}")
     return drafted
 

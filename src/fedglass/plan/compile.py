@@ -162,8 +162,7 @@ def _attack(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyA
 
 
 def _composed(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:
-    """Return the attack with its options, and with oracle labels if the adversary knows them and the recipe uses them.
-    Return the attack with its options, and with oracle labels if the adversary knows them and the recipe uses them."""
+    """Return the attack with its options, and oracle labels if the adversary knows them and the recipe uses them."""
     makes, where = factory("attacks", table.name), f"attack {table.name!r}"
     options = locate_paths(makes, checked_options(where, makes, table.options), folder)
     takes_labels = takes(makes, "labels")

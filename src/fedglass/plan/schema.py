@@ -128,8 +128,7 @@ def _keys(schema: type[BaseModel], place: Place) -> list[str]:
 
 
 def _table(annotation: Any, place: Place = ()) -> type[BaseModel] | None:
-    """Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`.
-    Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`."""
+    """Return the table in an annotation such as `list[Table]` or `Table | None`; of several, that tagged in `place`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     tags = [part.tag for part in get_args(annotation) if isinstance(part, Tag)]
