@@ -93,6 +93,6 @@ def schema() -> None:
     Example:
       fedglass schema > plan.schema.json
     """
-    from fedglass.plan.reference import json_schema
+    from fedglass.plan.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))

@@ -341,3 +341,24 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
         return Plan.model_validate(content)
     except ValidationError as error:
         raise UsageError(f"{where}: {in_one_sentence(error, Plan, content)}") from error
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a plan, for editors and other programs."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_accepting_tables(Plan.model_json_schema())}
+
+
+def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema that also accepts a single table instead of a list of one, such as `[federation]`."""
+    tables = schema["$defs"]
+    places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
+    places += [
+        (tables["AttackTable"], "refine"),
+        (tables["GroupTable"], "behaviour"),
+        (tables["FederationTable"], "group"),
+    ]
+    for table, key in places:
+        entry = table["properties"][key]
+        array = {name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")}
+        entry["anyOf"] = [array, array["items"]]
+    return schema
