@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.options import Output, announce, code_option, importable, output_options
+from fedglass.cli.options import Output, announce, code_option, importable, output_options, plain
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
 def _show(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
     from rich.console import Console
     from rich.text import Text
-
-    from fedglass.cli.options import plain
 
     console = Console(highlight=False)
     for section in sections:

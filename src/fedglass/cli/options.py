@@ -20,8 +20,6 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, make, parameters, takes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedglass.execution.executor import Executor
     from fedglass.plan.schema import Plan
 
@@ -93,6 +91,8 @@ model_option = click.option(
     "--model",
     help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
+
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 public_option = click.option(
     "--public",
@@ -228,17 +228,18 @@ def _typed(create: Callable[..., Any], texts: Mapping[str, str]) -> dict[str, ob
 class Bars:
     """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        """With `quiet`, show nothing."""
         # Imported here: `fedglass --help` imports this module and shows no bar.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
 
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
         column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         text = TextColumn("{task.description}", markup=False, table_column=column)
         parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True, disable=quiet)
 
     def __enter__(self) -> Self:
         self.bars.start()

@@ -51,7 +51,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
 
 
 def _verdict(directory: Path) -> dict[str, object]:
-    from fedglass.cli.progress import of_attacks, of_gate, of_records, of_verdict
+    from fedglass.cli.progress import audit_as_json
     from fedglass.report.html import judged_by, records_of
     from fedglass.verdict.judge import judge
     from fedglass.verdict.summary import by_attack
@@ -59,9 +59,4 @@ def _verdict(directory: Path) -> dict[str, object]:
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
     planned = None if missing is None else len(records) + missing
-    return {
-        **of_verdict(judge(records, gate, missing)),
-        **of_records(records, planned, gate),
-        "gate": of_gate(gate),
-        "attacks": of_attacks(by_attack(records, gate)),
-    }
+    return audit_as_json(judge(records, gate, missing), records, planned, gate, by_attack(records, gate))
