@@ -6,15 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
-from fedglass.cli.options import Bars, plain
+from fedglass.cli.options import plain
 from fedglass.core.scale import scale_of
 from fedglass.verdict.directory import REPORT
 from fedglass.verdict.flags import flag as flag_of
@@ -32,6 +42,27 @@ STYLES = {
     "inconclusive": "bold yellow",
     "incomplete": "bold yellow",
 }
+
+
+class Bars:
+    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        """With `quiet`, show nothing."""
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=column)
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True, disable=quiet)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
 
 
 class Screen(Bars):

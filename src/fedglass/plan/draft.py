@@ -1,4 +1,4 @@
-"""What a bundle holds and lacks, and the plan that audits it with the attacks that its facts allow.
+"""The contents of a bundle, the facts that it lacks, and the plan that audits it with the attacks that its facts allow.
 
 `inspect_bundle` builds no model and runs no code of others. `draft` builds the `Plan` object and the sources of its
 audit from one reading of the bundle. `fedglass audit FOLDER` audits these; `fedglass init --from` writes the same plan
@@ -66,7 +66,7 @@ class Draft:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What is not audited, and why."""
+        """The messages that are not audited, and the reasons."""
         return select_messages(self.bundle, None).skipped
 
     @property
