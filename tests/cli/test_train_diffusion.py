@@ -24,7 +24,7 @@ from fedglass.train.image_models import PICTURE, contact_sheet
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that trains in no time."""
-    monkeypatch.setattr(training, "SIZES", {"small": training.Size((8, 8), 1, 2), "medium": None, "large": None})
+    monkeypatch.setattr(training, "SIZES", {"small": ((8, 8), 1, 2), "medium": None, "large": None})
 
 
 @pytest.fixture

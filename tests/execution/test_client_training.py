@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedglass.audit.audit import Job, run
 from fedglass.core.errors import DataError
 from fedglass.core.registry import make
 from fedglass.core.types import BatchNorm, Training
-from fedglass.execution.client_training import ParallelClients, client_trainer, train_group
+from fedglass.execution.client_training import client_trainer, train_group, train_in_workers
 from fedglass.execution.executor import Callbacks, FailedJob, InProcess, PooledExecutor, Result, persistent
 from fedglass.execution.executor import Job as AnyJob
 from fedglass.execution.processes import Processes
@@ -56,7 +57,7 @@ def test_rounds_are_bit_identical(toy: Any, team: PooledExecutor, same: Same) ->
 def test_every_number_of_clients_is_shared_out(toy: Any, team: PooledExecutor) -> None:
     for count in (1, 2, 3, 5, 9):
         federation = toy.federation(Training(lr=0.1), clients=count, examples=1)
-        (past,) = federation.play(train_clients=ParallelClients(team))
+        (past,) = federation.play(train_clients=partial(train_in_workers, team))
         assert [m.client for m in past.messages] == [c.name for c in federation.clients]
 
 
@@ -70,7 +71,7 @@ def test_what_fails_is_told_as_it_is_without_workers(toy: Any, team: PooledExecu
 
     federation = toy.federation(Training(lr=0.1), clients=3)
     wrong = [replace(client, behaviour=Forgetful()) for client in federation.clients]
-    for answers in (train_sequentially, ParallelClients(team)):
+    for answers in (train_sequentially, partial(train_in_workers, team)):
         with pytest.raises(DataError, match="gave 1 images"):
             list(replace(federation, clients=wrong).play(train_clients=answers))
 
@@ -91,7 +92,7 @@ class Losing:
 
 def test_what_no_worker_answered_is_answered_here(toy: Any, same: Same) -> None:
     federation = toy.federation(Training(lr=0.1), clients=7)
-    (here,), (there,) = federation.play(), federation.play(train_clients=ParallelClients(Losing()))
+    (here,), (there,) = federation.play(), federation.play(train_clients=partial(train_in_workers, Losing()))
     assert equal(here, there, same)
 
 
@@ -100,14 +101,14 @@ def test_a_part_of_a_larger_tensor_travels_alone(toy: Any) -> None:
 
     class Watching(Losing):
         def run(self, work: Any, jobs: Any, watch: Any) -> Any:
-            sent.extend(client for job in jobs for client in job.clients)
+            sent.extend(client for clients, _ in jobs for client in clients)
             return super().run(work, jobs, watch)
 
     images = toy.images(40, "many")
     labels = torch.zeros(40, dtype=torch.int64)
     clients = [Client(f"c{i}", images[4 * i : 4 * i + 4], labels[4 * i : 4 * i + 4]) for i in range(10)]
     federation = toy.federation(Training(lr=0.1))
-    (past,) = replace(federation, clients=clients).play(train_clients=ParallelClients(Watching()))
+    (past,) = replace(federation, clients=clients).play(train_clients=partial(train_in_workers, Watching()))
     assert len(past.messages) == len(sent) == 10
     assert all(client.images.untyped_storage().nbytes() == client.images.nbytes for client in sent)
 
@@ -116,7 +117,7 @@ def test_executors_that_wait_for_nothing_train_clients_here() -> None:
     with persistent(InProcess()) as executor:
         assert client_trainer(executor) is train_sequentially
     with persistent(Processes(2)) as executor:
-        assert isinstance(client_trainer(executor), ParallelClients)
+        assert client_trainer(executor) is not train_sequentially
     assert train_group.__module__ == "fedglass.execution.client_training", "workers find it by name"
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedglass.execution.executor import Callbacks, Executor, InProcess, ThrottledProgress
+from fedglass.execution.executor import Callbacks, Executor, InProcess, throttled
 from fedglass.execution.processes import Processes
 
 EXECUTORS: tuple[Executor, ...] = (InProcess(), Processes(1), Processes(2))
@@ -87,7 +87,7 @@ def test_progress_is_throttled_but_the_end_is_told(monkeypatch: pytest.MonkeyPat
     now = [100.0]
     monkeypatch.setattr("fedglass.execution.executor.time.monotonic", lambda: now[0])
     said: list[tuple[int, int]] = []
-    say = ThrottledProgress(lambda done, total: said.append((done, total)))
+    say = throttled(lambda done, total: said.append((done, total)))
     for done in range(10):
         say(done, 10)
         now[0] += 0.125

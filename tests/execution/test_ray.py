@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.execution.ray import check_installed, joined_cluster
+from fedglass.execution.ray import OnRay, joined_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -56,4 +56,4 @@ def test_a_cluster_that_is_not_there_is_said_and_the_token_is_closed_to_others(h
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"not installed: pip install fedglass\[ray\]"):
-        check_installed()
+        OnRay()

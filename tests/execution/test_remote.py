@@ -19,9 +19,7 @@ from fedglass.execution.remote import (
     ATTEMPTS,
     ClusterExecutor,
     TaskFailed,
-    TaskResult,
     WorkerLost,
-    connected_executor,
     run_on_cluster,
     run_task,
 )
@@ -157,12 +155,12 @@ def test_workers_are_told_our_variables_and_no_others(monkeypatch: pytest.Monkey
 
 def test_a_worker_of_another_version_or_without_the_code_is_refused() -> None:
     class Old(Unreliable):
-        def result(self, handle: object) -> TaskResult:
+        def result(self, handle: object) -> bytes | str:
             task = self.tasks[handle][1]
             return run_task(replace(task, versions={**task.versions, "torch": "1.0"}))
 
     class Bare(Unreliable):
-        def result(self, handle: object) -> TaskResult:
+        def result(self, handle: object) -> bytes | str:
             return run_task(replace(self.tasks[handle][1], job=b"cno_such_module\nwork\n."))
 
     with pytest.raises(UsageError, match=r"a worker has .*torch .*this process .*torch 1\.0.*install there"):
@@ -178,8 +176,7 @@ def test_a_cluster_is_asked_for_once_and_only_where_there_is_work() -> None:
         asked.append(Unreliable())
         return nullcontext(asked[-1])
 
-    with connected_executor(connect) as ready:
-        assert isinstance(ready, ClusterExecutor)
+    with ClusterExecutor(connect) as ready:
         assert list(ready.run(told, [], heard([]))) == []
         with pytest.raises(UsageError, match="cannot be sent"):
             list(ready.run(told, [lambda: None], Callbacks(lambda job: None, lambda *way: None)))

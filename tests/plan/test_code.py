@@ -15,8 +15,8 @@ from fedglass.core import registry
 from fedglass.core.errors import UsageError
 from fedglass.core.foreign import no_code
 from fedglass.plan.code import code_of
+from fedglass.plan.compile import check_without_code
 from fedglass.plan.schema import parse_plan
-from fedglass.plan.without_code import check_without_code
 
 PLAN = """
 [federation]
@@ -64,7 +64,8 @@ def test_code_of_every_kind_is_found_and_not_imported(kind: str, tmp_path: Path)
     (code,) = code_of(plan)
     assert (code.kind, code.name, code.origin) == (kind, "strange.module:name", "strange.module:name")
     assert "strange.module:name (" in str(code)
-    assert check_without_code(plan, tmp_path).unchecked == (code,)
+    check_without_code(plan, tmp_path)
+    assert "strange" not in sys.modules
 
 
 @pytest.mark.parametrize("place", ['clip", norm = 1.0', 'psnr"\n'])
@@ -132,7 +133,7 @@ def test_the_rest_is_checked_without_the_code(own: str, old: str, new: str, word
     assert old in text
     plan = parse_plan(text.replace(old, new))
     if words is None:
-        assert check_without_code(plan, tmp_path).sections
+        assert check_without_code(plan, tmp_path)
         return
     with pytest.raises(UsageError, match=words):
         check_without_code(plan, tmp_path)
@@ -140,10 +141,10 @@ def test_the_rest_is_checked_without_the_code(own: str, old: str, new: str, word
 
 def test_what_can_be_told_is_told(tmp_path: Path) -> None:
     plan = parse_plan(PLAN.replace(NAMED["attacks"], '"strange.module:name"'))
-    titles = [section.title for section in check_without_code(plan, tmp_path).sections]
+    titles = [section.title for section in check_without_code(plan, tmp_path)]
     assert titles == ["Federation", "What the adversary sees", "What it knows apart from the message", "Judgement"]
     plan = parse_plan(PLAN.replace(NAMED["models"], '"strange.module:name"'))
-    assert [section.title for section in check_without_code(plan, tmp_path).sections] == ["Attacks", "Judgement"]
+    assert [section.title for section in check_without_code(plan, tmp_path)] == ["Attacks", "Judgement"]
 
 
 RECORDING = """
@@ -163,9 +164,8 @@ def test_a_recording_is_checked_without_its_model(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(2)}, tmp_path / "before.safetensors")
     save_file({"w": torch.ones(2)}, tmp_path / "after.safetensors")
     np.savez(tmp_path / "truth.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([1]))
-    assert [code.name for code in check_without_code(parse_plan(RECORDING), tmp_path).unchecked] == [
-        "strange.module:make"
-    ]
+    check_without_code(parse_plan(RECORDING), tmp_path)
+    assert [code.name for code in code_of(parse_plan(RECORDING))] == ["strange.module:make"]
     for old, new, words in (
         ("[0.5], std = [0.25]", "[0.5, 0.5], std = [0.25, 0.25]", "recording.whitening must have one mean"),
         ("classes = 10", "classes = 10\nclients = 2", "recording.clients must be at most"),

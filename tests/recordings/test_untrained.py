@@ -102,9 +102,9 @@ def test_what_never_travels_is_named_by_the_plan(tmp_path: Path) -> None:
     ):
         looked_at(tmp_path)
     save_file({name: state[name] for name in STEM}, tmp_path / "stem.safetensors")
-    assert draft(tmp_path / "b").selection is None
+    assert draft(tmp_path / "b").problem
     made = draft(tmp_path / "b", weights=tmp_path / "stem.safetensors")
-    assert made.selection is not None
+    assert not made.problem
     assert "\nweights = " in made.text
     _, target = looked_at(tmp_path, 'weights = "stem.safetensors"')
     assert torch.equal(target.observation.buffers["body.0.weight"], state["body.0.weight"])

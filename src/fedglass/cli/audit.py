@@ -1,4 +1,4 @@
-"""`fedglass audit` runs a plan or audits a recorded folder; `fedglass demo` audits small embedded federations."""
+"""`fedglass audit` runs a plan or audits a recorded folder; `demo` audits embedded data; `report` writes the page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.options import (
+    DEVICES,
     ExecutorOptions,
     Output,
     announce,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from fedglass.audit.audit import Job, Result
     from fedglass.plan.draft import Draft
 
-
-DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
 
@@ -104,20 +103,25 @@ def audit(
     \b
     Exit codes: 0 CLEAR, 1 LEAK or EXPOSED, 2 wrong command or plan, 3 INCONCLUSIVE or incomplete.
     """
+    from fedglass.verdict.directory import RECORDS
+
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
-    if not resume:
-        refuse_records(directory)
+    if not resume and (directory / RECORDS).exists():
+        raise UsageError(f"{directory} already holds the records of an audit: leave out --no-resume to continue it.")
     # Before the workers are started, so that they find the same modules.
     ctx.with_resource(importable(folders))
     execution.warm_up(device)
     _refuse_bundles(plan, directory)
+    from fedglass.audit.audit import Effort
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import read_plan
 
     if plan.is_dir():
         drafted = _draft_of(plan, model, truth, weights, public, output)
         announce(drafted.plan, output)
-        job = _of_folder(drafted.job(), effort, minutes, everything)
+        job = drafted.job()
+        limit = job.effort if effort is None else Effort(effort)
+        job = replace(job, effort=limit, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
     elif any(option is not None for option in (model, truth, weights, public)):
         raise UsageError(
             "--model, --truth, --weights and --public are options for a recorded folder: for a plan, set the keys of "
@@ -132,16 +136,9 @@ def audit(
                 "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
                 "their end."
             )
-    result = perform(job, directory, execution, device, output)
+    result, kind = _perform(job, directory, execution, device, output)
+    output.answer(_as_json(result, kind))
     ctx.exit(result.verdict.exit_code)
-
-
-def _of_folder(job: Job, effort: str | None, minutes: float | None, everything: bool) -> Job:
-    """Return the job of a recorded folder with the limits of its searches."""
-    from fedglass.audit.audit import Effort
-
-    limit = job.effort if effort is None else Effort(effort)
-    return replace(job, effort=limit, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
 
 
 def _refuse_bundles(plan: Path, directory: Path) -> None:
@@ -162,62 +159,46 @@ def _draft_of(
 
     announce_named(model, public, output)
     drafted = draft(bundle, model=model, truth=truth, weights=weights, public=public)
-    if drafted.selection is None:
+    if drafted.problem:
         raise UsageError(drafted.problem)
-    names = ", ".join(drafted.selection.attacks)
+    names = ", ".join(attack.name for attack in drafted.plan.attacks)
     output.note(f"Searches: {names or 'none; only exact attacks run'}.")
-    for name, reason in drafted.selection.skipped.items():
+    for name, reason in drafted.skipped_attacks.items():
         output.note(f"Skipped: {name}: {reason}")
     for reason in drafted.skipped:
         output.note(f"Not audited: {reason}")
-    for contradiction in drafted.contradictions:
+    for contradiction in drafted.sources[0].contradiction_texts():
         output.note(f"Contradiction: {contradiction}")
     return drafted
 
 
-def perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> Result:
-    """Run a job with progress on stderr, and print its result on stdout, as text or as JSON."""
-    result, kind = performed(job, directory, execution, device, output)
-    output.answer(answer_of(result, kind))
-    return result
-
-
-def performed(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> tuple[Result, str]:
-    """Run a job, print its result as text, and return it with the device; the caller prints JSON."""
-    from contextlib import nullcontext
-
+def _perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> tuple[Result, str]:
+    """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
     from fedglass.execution.machine import device_named
 
     kind = device_named(device).type
     executor = execution.executor(shared=kind != "cpu")
-    with nullcontext() if output.quiet else Screen("cases", outcome_in_words) as screen:
+    with Screen("cases", outcome_in_words, output.quiet) as screen:
         result = run_and_report(job, directory, workers=1, device=kind, progress=screen, executor=executor)
     if output.in_words:
         say_result(result, kind)
     return result, kind
 
 
-def answer_of(result: Result, device: str) -> dict[str, object]:
+def _as_json(result: Result, device: str) -> dict[str, object]:
     """Return the result of an audit as JSON."""
-    from fedglass.cli.progress import of_attacks, of_directory, of_gate, of_records, of_verdict
+    from fedglass.cli.progress import audit_as_json
+    from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
 
+    summary, directory = result.summary, result.directory
+    files = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
     return {
-        **of_verdict(result.verdict),
-        **of_records(result.records, result.summary.planned, result.summary.judged_by()),
-        "gate": of_gate(result.summary.judged_by()),
-        "attacks": of_attacks(result.summary.attacks),
+        **audit_as_json(result.verdict, result.records, summary.planned, summary.judged_by(), summary.attacks),
         "device": device,
-        "paths": of_directory(result.directory),
+        "paths": {"directory": str(directory), **{name: str(directory / file) for name, file in files.items()}},
     }
-
-
-def refuse_records(directory: Path) -> None:
-    from fedglass.verdict.directory import RECORDS
-
-    if (directory / RECORDS).exists():
-        raise UsageError(f"{directory} already holds the records of an audit: leave out --no-resume to continue it.")
 
 
 PEER = "peer"
@@ -247,7 +228,7 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
 
     server, kind = _audited(DEMO, place, execution, device, output, stops=True)
     peer, _ = _audited(PEER_DEMO, place / PEER, execution, device, output)
-    output.answer({**answer_of(server, kind), PEER: answer_of(peer, kind)})
+    output.answer({**_as_json(server, kind), PEER: _as_json(peer, kind)})
 
 
 def _audited(
@@ -259,7 +240,56 @@ def _audited(
 
     job = compile_plan(parse_plan(plan), Path.cwd(), plan)
     job = replace(job, chosen=frozenset(job.attacks)) if stops else job
-    result, kind = performed(job, place, execution, device, output)
+    result, kind = _perform(job, place, execution, device, output)
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would exit with {result.verdict.exit_code} here.")
     return result, kind
+
+
+TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
+
+
+@click.command(short_help="Write the report of an audit directory, also for CI systems.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "page",
+    type=click.Path(path_type=Path),
+    help="File of the page.  [default: DIRECTORY/report.html]",
+)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
+@click.option("--sarif", type=click.Path(path_type=Path), metavar="FILE", help="Also write SARIF 2.1.0.")
+@output_options
+def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path | None, output: Output) -> None:
+    """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
+
+    An unfinished audit can be reported too; its page says that it is incomplete. JUnit XML has a test case for each
+    record: a leak is a failure, a failed case is an error, and an inconclusive case is skipped. SARIF has a rule for a
+    leak and one for each kind of doubt.
+
+    \b
+    Examples:
+      fedglass report out
+      fedglass report out -o /tmp/for-the-board.html
+      fedglass report out --junit out/junit.xml --sarif out/fedglass.sarif
+    """
+    from fedglass.cli.progress import audit_as_json
+    from fedglass.report.html import judged_by, records_of, write_report
+    from fedglass.report.pipelines import write_junit, write_sarif
+    from fedglass.verdict.judge import judge
+    from fedglass.verdict.summary import by_attack
+
+    written = {"report": write_report(directory, page)}
+    if junit is not None:
+        written["junit"] = write_junit(directory, junit)
+    if sarif is not None:
+        written["sarif"] = write_sarif(directory, sarif)
+    for name, path in written.items():
+        output.say(f"{TITLES[name]}: {path}")
+    if output.as_json:
+        records = records_of(directory)
+        gate, missing, _ = judged_by(directory, len(records))
+        planned = None if missing is None else len(records) + missing
+        answer = audit_as_json(judge(records, gate, missing), records, planned, gate, by_attack(records, gate))
+        output.answer({**answer, "paths": {name: str(path) for name, path in written.items()}})

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fedglass.cli.options import Output, announce, code_option, importable, output_options
+from fedglass.cli.options import Output, announce, code_option, importable, output_options, plain
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.target import Section
     from fedglass.plan.code import Code
-    from fedglass.plan.schema import Plan
 
 
 @click.command(short_help="Validate a plan and print its threat model.")
@@ -40,58 +40,34 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     if no_code and folders:
         raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
+    from fedglass.audit.audit import threat_model
+    from fedglass.plan.code import code_of
+    from fedglass.plan.compile import check_without_code, compile_plan
     from fedglass.plan.schema import read_plan
 
-    parsed, text = read_plan(plan)
-    unchecked: Sequence[Code]
-    if no_code:
-        sections, unchecked = _without_code(parsed, plan.resolve().parent)
-    else:
+    (parsed, text), folder = read_plan(plan), plan.resolve().parent
+    code = code_of(parsed)
+    unchecked = code if no_code else ()
+    if not no_code:
         announce(parsed, output)
-        sections, unchecked = _compiled(parsed, plan.resolve().parent, text), ()
+    sections = check_without_code(parsed, folder) if unchecked else threat_model(compile_plan(parsed, folder, text))
     if output.in_words:
         _show(sections, unchecked, plan)
-    output.answer(_answer(parsed, plan, sections, unchecked))
-
-
-def _compiled(plan: Plan, folder: Path, text: str) -> Sequence[Section]:
-    from fedglass.audit.audit import threat_model
-    from fedglass.plan.compile import compile_plan
-
-    return threat_model(compile_plan(plan, folder, text))
-
-
-def _without_code(plan: Plan, folder: Path) -> tuple[Sequence[Section], Sequence[Code]]:
-    from fedglass.plan.code import code_of
-    from fedglass.plan.without_code import check_without_code
-
-    if not code_of(plan):
-        return _compiled(plan, folder, ""), ()
-    checked = check_without_code(plan, folder)
-    return checked.sections, checked.unchecked
-
-
-def _answer(plan: Plan, path: Path, sections: Sequence[Section], unchecked: Sequence[Code]) -> dict[str, object]:
-    from fedglass.plan.code import code_of
-
-    def as_json(codes: Sequence[Code]) -> list[dict[str, str]]:
-        return [{"kind": code.kind, "name": code.name, "origin": code.origin} for code in codes]
-
-    return {
-        "plan": str(path),
-        "sound": True,
-        "complete": not unchecked,
-        "code": as_json(code_of(plan)),
-        "not_checked": as_json(unchecked),
-        "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
-    }
+    output.answer(
+        {
+            "plan": str(plan),
+            "sound": True,
+            "complete": not unchecked,
+            "code": list(map(asdict, code)),
+            "not_checked": list(map(asdict, unchecked)),
+            "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
+        }
+    )
 
 
 def _show(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
     from rich.console import Console
     from rich.text import Text
-
-    from fedglass.cli.options import plain
 
     console = Console(highlight=False)
     for section in sections:
@@ -115,6 +91,6 @@ def schema() -> None:
     Example:
       fedglass schema > plan.schema.json
     """
-    from fedglass.plan.reference import json_schema
+    from fedglass.plan.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from fedglass.cli.options import Output, output_options
+from fedglass.cli.options import Output, output_options, plain
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import KINDS, Entry, entries, listed_name
 from fedglass.core.scale import scale_of
@@ -57,13 +57,9 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     from fedglass.plan.options import defaults_in_words
 
     if entry.kind == "metrics":
-        return _reading(entry.name)
+        scale = scale_of(entry.name)
+        return [("unit", scale.unit), ("reading", f"{'higher' if scale.higher_leaks else 'lower'} leaks more")]
     return [("options", defaults_in_words(entry.value))] if entry.kind in CONFIGURED else []
-
-
-def _reading(name: str) -> list[tuple[str, str]]:
-    scale = scale_of(name)
-    return [("unit", scale.unit), ("reading", f"{'higher' if scale.higher_leaks else 'lower'} leaks more")]
 
 
 def parts() -> list[ListEntry]:
@@ -75,25 +71,21 @@ def parts() -> list[ListEntry]:
     ]
 
 
-def partitions() -> list[ListEntry]:
-    return [
-        ListEntry("iid", "shuffled and split evenly"),
-        ListEntry("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
-        ListEntry("writers", "one writer per client, for datasets that name them"),
-    ]
-
-
-def views() -> list[ListEntry]:
-    return [
-        ListEntry("server", "a curious server that sees the update of each client"),
-        ListEntry("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
-        ListEntry(
-            "peer", "a curious client that sees the global model before and after a round; it knows its own update"
-        ),
-    ]
-
-
-UNREGISTERED: dict[str, Callable[[], list[ListEntry]]] = {"partitions": partitions, "views": views, "parts": parts}
+PARTITIONS = [
+    ListEntry("iid", "shuffled and split evenly"),
+    ListEntry("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
+    ListEntry("writers", "one writer per client, for datasets that name them"),
+]
+VIEWS = [
+    ListEntry("server", "a curious server that sees the update of each client"),
+    ListEntry("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
+    ListEntry("peer", "a curious client that sees the global model before and after a round; it knows its own update"),
+]
+UNREGISTERED: dict[str, Callable[[], list[ListEntry]]] = {
+    "partitions": lambda: PARTITIONS,
+    "views": lambda: VIEWS,
+    "parts": parts,
+}
 
 
 @click.command(name="list", short_help="List attacks, models, datasets and other names for a plan.")
@@ -117,7 +109,8 @@ def list_known(kind: str | None, output: Output) -> None:
         return
     for number, (name, listed) in enumerate(by_kind.items()):
         if output.quiet:
-            _show_names(listed)
+            for entry in listed:
+                click.echo(plain(entry.name))
             continue
         if not kind:
             click.echo(("\n" if number else "") + name.upper())
@@ -129,19 +122,10 @@ def _value(entry: ListEntry) -> dict[str, object]:
     return {"name": entry.name, "summary": entry.summary, **facts}
 
 
-def _show_names(listed: Sequence[ListEntry]) -> None:
-    from fedglass.cli.options import plain
-
-    for entry in listed:
-        click.echo(plain(entry.name))
-
-
 def _show(listed: Sequence[ListEntry]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
-
-    from fedglass.cli.options import plain
 
     # An entry of a few lines instead of a row: citations in a narrow column cannot be read.
     console = Console(highlight=False, soft_wrap=False)

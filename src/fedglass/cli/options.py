@@ -1,4 +1,4 @@
-"""The options that commands share: output as text or JSON, code of a plan, executors; and progress bars."""
+"""The options that commands share: output as text or JSON, code of a plan, and executors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +19,6 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, make, parameters, takes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedglass.execution.executor import Executor
     from fedglass.plan.schema import Plan
 
@@ -94,6 +91,8 @@ model_option = click.option(
     help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
 
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
 public_option = click.option(
     "--public",
     metavar="DATA",
@@ -160,7 +159,12 @@ class ExecutorOptions:
 
     def executor(self, shared: bool = False) -> Executor:
         """Return the executor; `shared` means that the cases need an accelerator."""
-        create, texts = factory(KIND, self.name), dict(_pair(text) for text in self.options)
+        create, texts = factory(KIND, self.name), dict[str, str]()
+        for text in self.options:
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise UsageError(f"--executor-option must be KEY=VALUE, got {text!r}.")
+            texts[name.strip()] = value.strip()
         if self.name == PROCESSES:
             texts = {**texts, "workers": str(self.count(shared))}
         elif self.workers is not None:
@@ -201,13 +205,6 @@ def executor_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--executor-option must be KEY=VALUE, got {text!r}.")
-    return name.strip(), value.strip()
-
-
 def _typed(create: Callable[..., Any], texts: Mapping[str, str]) -> dict[str, object]:
     """Return the options as values of the types of their defaults; unknown options stay texts.
 
@@ -223,28 +220,3 @@ def _typed(create: Callable[..., Any], texts: Mapping[str, str]) -> dict[str, ob
         except ValueError as error:
             raise UsageError(f"--executor-option {name} must be a number, got {text!r}.") from error
     return values
-
-
-class Bars:
-    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        # Imported here: `fedglass --help` imports this module and shows no bar.
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.table import Column
-
-        self.console = console or Console(stderr=True, highlight=False)
-        column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        text = TextColumn("{task.description}", markup=False, table_column=column)
-        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*parts, console=self.console, transient=True, expand=True)
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()

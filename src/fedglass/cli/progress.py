@@ -6,17 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from fedglass.audit.audit import Result
 from fedglass.audit.cases import Case
-from fedglass.cli.options import Bars, plain
+from fedglass.cli.options import plain
 from fedglass.core.scale import scale_of
-from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
+from fedglass.verdict.directory import REPORT
 from fedglass.verdict.flags import flag as flag_of
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
@@ -24,10 +34,6 @@ from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Group
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 STYLES = {
     "leak": "bold red",
@@ -38,15 +44,36 @@ STYLES = {
 }
 
 
+class Bars:
+    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        """With `quiet`, show nothing."""
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.description}", markup=False, table_column=column)
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bars = Progress(*parts, console=self.console, transient=True, expand=True, disable=quiet)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+
 class Screen(Bars):
     """Progress bars on stderr: one for all cases and one for each that is running.
 
     If stderr is not a terminal, as in a pipeline, every finished case leaves a line.
     """
 
-    def __init__(self, cases: str, in_words: Callable[[Record], str], console: Console | None = None) -> None:
+    def __init__(self, cases: str, in_words: Callable[[Record], str], quiet: bool = False) -> None:
         """Show cases under the name `cases`; `in_words` describes a record in a phrase."""
-        super().__init__(console)
+        super().__init__(quiet)
         self.cases, self.in_words = cases, in_words
         self.all_cases: TaskID | None = None
         self.running: dict[str, TaskID] = {}
@@ -125,11 +152,9 @@ def say_result(result: Result, device: str) -> None:
     console = Console(highlight=False)
     verdict = result.verdict
     console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
-    for line in (verdict.sentence, verdict.interval, *verdict.limits):
-        console.print(Text(plain(line)), soft_wrap=True)
-    if verdict.step:
-        console.print(Text(plain(f"Next step: {verdict.step}")), soft_wrap=True)
-    for line in utility_in_words(result.records):
+    next_step = [f"Next step: {verdict.step}"] if verdict.step else []
+    utility = utility_in_words(result.records)
+    for line in (verdict.sentence, verdict.interval, *verdict.limits, *next_step, *utility):
         console.print(Text(plain(line)), soft_wrap=True)
     gate = result.summary.judged_by()
     counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
@@ -140,42 +165,40 @@ def say_result(result: Result, device: str) -> None:
     console.print(Text(plain(f"Report: {result.directory / REPORT}")), soft_wrap=True)
 
 
-class SilentTraining:
-    """The progress of a training that is not shown."""
-
-    def line(self, text: str) -> None: ...
-
-    def moved(self, step: int, share: float, loss: float) -> None: ...
-
-    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
-
-
 class TrainingScreen(Bars):
     """A progress bar on stderr; if that is not a terminal, every saved checkpoint leaves a line."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console)
-        self.task: TaskID | None = None
-        self.tested = ""
+    def __init__(self, digits: int, quiet: bool) -> None:
+        """Show so many digits of the loss."""
+        super().__init__(quiet)
+        self.digits, self.tested = digits, ""
+        self.task = self.bars.add_task("", total=1.0, visible=False)
 
     def line(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(plain(text)), soft_wrap=True)
 
     def moved(self, step: int, share: float, loss: float) -> None:
-        if self.task is None:
-            self.task = self.bars.add_task("", total=1.0)
-        self.bars.update(self.task, completed=share, description=f"step {step}, loss {loss:.3f}{self.tested}")
+        text = f"step {step}, loss {loss:.{self.digits}f}{self.tested}"
+        self.bars.update(self.task, completed=share, description=text, visible=True)
 
     def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None:
         self.tested = f", test accuracy {accuracy:.1f} %"
         for path in saved:
             if path.name.startswith("acc"):
-                self.line(plain(f"step {step}: {accuracy:.1f} % of the test images, saved as {path}"))
+                self.line(f"step {step}: {accuracy:.1f} % of the test images, saved as {path}")
 
 
-def of_verdict(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict as JSON, with the exit code for a pipeline."""
+def audit_as_json(
+    verdict: Verdict, records: Sequence[Record], planned: int | None, gate: Gate, groups: Sequence[Group]
+) -> dict[str, Any]:
+    """Return the verdict with the exit code for a pipeline, numbers of cases, doubts, limits and figures as JSON.
+
+    `planned` is None if it is unknown. The attack that leaked most is the first of the `groups`.
+    """
     interval = {"at_least": verdict.at_least, "at_most": verdict.at_most, "sentence": verdict.interval}
+    failed = sum(record.status == "failed" for record in records)
+    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
+    names = ("attack", "cases", "failed", "images", "recovered", "oracle")
     return {
         "state": verdict.state,
         "exit_code": verdict.exit_code,
@@ -183,29 +206,8 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
         "interval": interval,
         "next_step": verdict.step,
         "limits": list(verdict.limits),
+        "cases": {"planned": planned, "run": len(records), "failed": failed},
+        "doubts": [{"kind": kind, "severity": severity, "cases": n} for (kind, severity), n in counts.most_common()],
+        "gate": {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare},
+        "attacks": [{name: getattr(group, name) for name in names} for group in groups],
     }
-
-
-def of_records(records: Sequence[Record], planned: int | None, gate: Gate) -> dict[str, Any]:
-    """Return the numbers of cases and their doubts as JSON; `planned` is None if it is unknown."""
-    failed = sum(record.status == "failed" for record in records)
-    counts = Counter((flag.kind, flag.severity) for record in records for flag in flags_of(record, gate))
-    doubts = [{"kind": kind, "severity": severity, "cases": n} for (kind, severity), n in counts.most_common()]
-    return {"cases": {"planned": planned, "run": len(records), "failed": failed}, "doubts": doubts}
-
-
-def of_attacks(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the figures of each attack as JSON, the one that leaked most first."""
-    fields = ("attack", "cases", "failed", "images", "recovered", "oracle")
-    return [{name: getattr(group, name) for name in fields} for group in groups]
-
-
-def of_gate(gate: Gate) -> dict[str, Any]:
-    """Return the limits of the gate as JSON."""
-    return {field.name: getattr(gate, field.name) for field in fields(gate) if field.compare}
-
-
-def of_directory(directory: Path) -> dict[str, str]:
-    """Return the paths of an audit as JSON."""
-    names = {"records": RECORDS, "summary": SUMMARY, "report": REPORT}
-    return {"directory": str(directory), **{name: str(directory / file) for name, file in names.items()}}

@@ -13,7 +13,7 @@ from fedglass.cli.options import Output, output_options
 from fedglass.core.text import some
 
 if TYPE_CHECKING:
-    from fedglass.plan.bundle_info import BundleInfo
+    from fedglass.plan.draft import BundleInfo
     from fedglass.recordings.format import FactSheet, RoundFacts
 
 Key = TypeVar("Key", bound=Hashable)
@@ -67,7 +67,7 @@ def record_info(bundle: Path, output: Output) -> None:
       fedglass record-info recorded/
       fedglass record-info recorded/ --json
     """
-    from fedglass.plan.bundle_info import info_as_json, inspect_bundle
+    from fedglass.plan.draft import info_as_json, inspect_bundle
     from fedglass.recordings.reader import read_bundle
 
     info = inspect_bundle(read_bundle(bundle))

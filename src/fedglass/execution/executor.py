@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -78,7 +79,7 @@ class Executor(Protocol):
     - `work` turns the failures that it knows into results. Any other exception is a fault: it may end the run, or
       fail that job.
     - All calls of `callbacks` come from the thread that iterates. `started` comes before `moved` of the same job;
-      `moved` may come seldom (see `ThrottledProgress`), or never.
+      `moved` may come seldom (see `throttled`), or never.
     - Nothing runs before the iterator is asked, and nothing is left running when it is closed or its process dies:
       closing is how Ctrl-C ends an audit.
     """
@@ -113,17 +114,18 @@ def persistent(executor: Executor) -> AbstractContextManager[Executor]:
     return executor.persistent() if isinstance(executor, ReusableExecutor) else nullcontext(executor)
 
 
-class ThrottledProgress:
-    """A progress callback that reports at most every `REPORT_SECONDS`, and at the end."""
+def throttled(say: Callable[[int, int], None]) -> Progress:
+    """Return a progress callback that reports at most every `REPORT_SECONDS`, and at the end."""
+    last = -REPORT_SECONDS
 
-    def __init__(self, say: Callable[[int, int], None]) -> None:
-        self.say, self.last = say, -REPORT_SECONDS
-
-    def __call__(self, done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
+        nonlocal last
         now = time.monotonic()
-        if done >= total or now - self.last >= REPORT_SECONDS:
-            self.last = now
-            self.say(done, total)
+        if done >= total or now - last >= REPORT_SECONDS:
+            last = now
+            say(done, total)
+
+    return report
 
 
 @dataclass(frozen=True)
@@ -136,12 +138,8 @@ class InProcess:
         """Yield each job with its result, in the given order."""
         for job in jobs:
             callbacks.started(job)
-
-            def say(done: int, total: int, job: Job = job) -> None:
-                callbacks.moved(job, done, total)
-
             with one_thread():
-                result = work(job, ThrottledProgress(say))
+                result = work(job, throttled(partial(callbacks.moved, job)))
             yield job, result
 
 

@@ -41,7 +41,9 @@ def start_fork_server(module: str) -> None:
     multiprocessing.set_forkserver_preload([module, *PRELOADED])
     # The tracker first: when it is started, it unblocks the signals that it found blocked.
     resource_tracker.ensure_running()
-    with _interrupts_blocked(), _same_modules():
+    # Python 3.11 does not tell its fork server where modules are, and lets it look into the current folder first.
+    paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
+    with _interrupts_blocked(), environment(paths):
         forkserver.ensure_running()
 
 
@@ -68,14 +70,3 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _same_modules() -> Iterator[None]:
-    """Let processes that are started here find the modules that this process finds.
-
-    Python 3.11 does not tell its fork server where to look, and lets it look into the current folder first.
-    """
-    changed = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
-    with environment(changed):
-        yield

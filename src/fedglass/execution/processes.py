@@ -29,8 +29,8 @@ from fedglass.execution.executor import (
     Job,
     PooledExecutor,
     Result,
-    ThrottledProgress,
     from_bytes,
+    throttled,
     to_bytes,
 )
 from fedglass.execution.fork_server import refuse_while_loading, start_fork_server, start_method
@@ -92,15 +92,10 @@ class _Pool:
         self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
     ) -> Iterator[tuple[Job, Result | FailedJob]]:
         """Yield each job with its result, in the order in which the jobs end."""
-        count = min(self.limit, len(jobs))
-        return (
-            InProcess().run(work, jobs, callbacks) if count <= 1 else self._run_in_workers(work, jobs, callbacks, count)
-        )
-
-    def _run_in_workers(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job], count: int
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
-        waiting = deque(jobs)
+        count, waiting = min(self.limit, len(jobs)), deque(jobs)
+        if count <= 1:
+            yield from InProcess().run(work, jobs, callbacks)
+            return
         to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before processes are started
         try:
             for index in range(count):
@@ -110,18 +105,18 @@ class _Pool:
             while busy := {worker.pipe: worker for worker in self.workers if worker.job is not None}:
                 for pipe in wait(list(busy)):
                     worker = next(w for p, w in busy.items() if p is pipe)
-                    message, job = worker.receive(), worker.job
-                    if isinstance(message, _ProgressMessage):
-                        callbacks.moved(job, message.done, message.total)
+                    (ended, answer), job = worker.receive(), worker.job
+                    if not ended:
+                        callbacks.moved(job, *answer)
                         continue
                     worker.job = None
-                    if isinstance(message, FailedJob):
+                    if isinstance(answer, FailedJob):
                         self._remove(worker)
                         if waiting:
                             self.workers.append(worker := _Worker.start(work))
                     if waiting:
                         worker.assign(work, waiting, callbacks.started)
-                    yield job, message if isinstance(message, FailedJob) else message.result
+                    yield job, answer
         finally:
             for worker in [w for w in self.workers if w.job is not None]:
                 self._remove(worker)
@@ -133,21 +128,6 @@ class _Pool:
     def stop(self) -> None:
         for worker in list(self.workers):
             self._remove(worker)
-
-
-@dataclass(frozen=True)
-class _ProgressMessage:
-    """A message of a worker: the iterations that it has done, of how many."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, eq=False)
-class _ResultMessage:
-    """A message of a worker: the result of its job."""
-
-    result: Any
 
 
 @dataclass(eq=False)
@@ -175,17 +155,20 @@ class _Worker:
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(to_bytes((work, self.job)))
 
-    def receive(self) -> _ProgressMessage | _ResultMessage | FailedJob:
-        """Return the next message of the worker, or `FailedJob` if its process has ended."""
+    def receive(self) -> tuple[bool, Any]:
+        """Return whether the job has ended, and its result; before that, the iterations done, and of how many.
+
+        The result is `FailedJob` if the process has ended.
+        """
         try:
-            message: _ProgressMessage | _ResultMessage = from_bytes(self.pipe.recv_bytes())
+            message: tuple[bool, Any] = from_bytes(self.pipe.recv_bytes())
         except (EOFError, OSError):
             self.process.join(EXIT_SECONDS)
             code = self.process.exitcode
             cause = (
                 "it was killed, perhaps because memory ran out" if code == -signal.SIGKILL else "see its output above"
             )
-            return FailedJob(
+            return True, FailedJob(
                 f"The worker process ended without a result (exit code {code}; {cause}). Use fewer workers or "
                 "smaller batches, then run the same command again."
             )
@@ -210,9 +193,9 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     torch.set_num_threads(1)
 
     def say(done: int, total: int) -> None:
-        pipe.send_bytes(to_bytes(_ProgressMessage(done, total)))
+        pipe.send_bytes(to_bytes((False, (done, total))))
 
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, job = from_bytes(pipe.recv_bytes())
-            pipe.send_bytes(to_bytes(_ResultMessage(work(job, ThrottledProgress(say)))))
+            pipe.send_bytes(to_bytes((True, work(job, throttled(say)))))

@@ -29,8 +29,8 @@ from fedglass.attack.parts import Progress
 from fedglass.core.environment import cores, environment
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, FailedJob, Job, PooledExecutor, Result
-from fedglass.execution.remote import Cluster, TaskFailed, WorkerLost, connected_executor
+from fedglass.execution.executor import Callbacks, FailedJob, Job, Result
+from fedglass.execution.remote import Cluster, ClusterExecutor, TaskFailed, WorkerLost, last_line
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -40,12 +40,6 @@ WAIT_SECONDS = 1.0
 """Seconds to wait for the end of some task."""
 LONGEST_FOLDER = 40
 """Characters of a folder name that leave room for the names of Ray's sockets."""
-
-
-def check_installed() -> None:
-    """Refuse where Ray is not installed, without importing it."""
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError("The executor ray needs the package ray, which is not installed: pip install fedglass[ray].")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +69,7 @@ class RayCluster:
         try:
             return self.ray.get(handle)
         except errors.RayTaskError as error:
-            raise TaskFailed(_last_line(error)) from error
+            raise TaskFailed(last_line(error)) from error
         except errors.RayError as error:
             raise WorkerLost(f"{type(error).__name__}: {_first_line(error)}") from error
 
@@ -89,13 +83,13 @@ class RayCluster:
 @contextlib.contextmanager
 def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
     """Start a cluster of this machine, which ends with the context or with this process."""
-    place = Path(tempfile.mkdtemp(prefix="fedglass-", dir=_short_folder()))
+    # A shorter folder where the names of sockets would be too long.
+    short = None if len(tempfile.gettempdir()) <= LONGEST_FOLDER else "/tmp"
+    place = Path(tempfile.mkdtemp(prefix="fedglass-", dir=short))
     variables = {MODE: "token", TOKEN: _own_token(), "RAY_TMPDIR": str(place / "ray"), **LOOPBACK_ALONE, **QUIET}
     try:
         with environment(variables):
             ray = _imported(loopback=True)
-            if ray.is_initialized():
-                raise _already_connected()
             # In this thread: Linux ends the cluster with the thread that started it.
             ray.init(
                 address="local",
@@ -125,8 +119,6 @@ def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> It
     near = _is_loopback(host)
     with environment({MODE: mode, **(LOOPBACK_ALONE if near else {}), **QUIET}):
         ray = _imported(loopback=near)
-        if ray.is_initialized():
-            raise _already_connected()
         _join(ray, address, patience)
         try:
             kind = "GPU" if gpus else "CPU"
@@ -200,6 +192,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _imported(loopback: bool) -> Any:
+    """Import Ray, where it is safe to use: not in a process that already uses it."""
     before = "ray" in sys.modules
     ray = importlib.import_module("ray")
     settings = importlib.import_module("ray._private.ray_constants")
@@ -208,22 +201,15 @@ def _imported(loopback: bool) -> Any:
             "Ray was imported before, in such a way that a cluster of this machine would listen to the network: set "
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment first."
         )
+    if ray.is_initialized():
+        raise UsageError("This process is connected to a Ray cluster already: call ray.shutdown() first.")
     return ray
-
-
-def _already_connected() -> UsageError:
-    return UsageError("This process is connected to a Ray cluster already: call ray.shutdown() first.")
 
 
 @functools.cache
 def _own_token() -> str:
     """Return one token for all clusters of this process: Ray reads it only once."""
     return os.environ.get(TOKEN) or secrets.token_hex(32)
-
-
-def _short_folder() -> str | None:
-    """Return the folder for temporary files, or a shorter one where the names of sockets would be too long."""
-    return None if len(tempfile.gettempdir()) <= LONGEST_FOLDER else "/tmp"
 
 
 @functools.cache
@@ -233,11 +219,6 @@ def _remote(ray: Any, function: Callable[[Any], Any]) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the last line of a traceback, which says what was raised."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 @register("executors", "ray", summary="a Ray cluster: the one at an address, or one of this machine on loopback alone")
@@ -264,7 +245,10 @@ class OnRay:
                 f"Ray needs at least 0 workers and GPUs and a patience above 0 s, got workers={self.workers}, "
                 f"gpus={self.gpus}, patience={self.patience:g}."
             )
-        check_installed()
+        if importlib.util.find_spec("ray") is None:
+            raise UsageError(
+                "The executor ray needs the package ray, which is not installed: pip install fedglass[ray]."
+            )
 
     def run(
         self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
@@ -273,9 +257,9 @@ class OnRay:
         with self.persistent() as executor:
             yield from executor.run(work, jobs, callbacks)
 
-    def persistent(self) -> AbstractContextManager[PooledExecutor]:
+    def persistent(self) -> ClusterExecutor:
         """Return an executor that the first run with jobs connects, until the context ends."""
-        return connected_executor(self._cluster)
+        return ClusterExecutor(self._cluster)
 
     def _cluster(self) -> AbstractContextManager[Cluster]:
         if self.address:

@@ -9,8 +9,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +19,7 @@ from fedglass import __version__
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
-from fedglass.execution.executor import Callbacks, FailedJob, Job, PooledExecutor, Result, from_bytes, to_bytes
+from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, from_bytes, to_bytes
 
 
 class WorkerLost(Exception):
@@ -76,20 +77,10 @@ class Task:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """The result of a task as bytes, or the reason that this worker cannot run it."""
-
-    result: bytes = b""
-    refusal: str = ""
-
-
-def run_task(task: Task) -> TaskResult:
-    """Run a task in the process of a worker."""
+def run_task(task: Task) -> bytes | str:
+    """Run a task in the process of a worker; return the result as bytes, or the reason that it cannot be run there."""
     if task.versions != _versions():
-        return TaskResult(
-            refusal=f"a worker has {_versions_text(_versions())}, this process {_versions_text(task.versions)}"
-        )
+        return f"a worker has {_versions_text(_versions())}, this process {_versions_text(task.versions)}"
     sys.path += [place for place in task.path if place not in sys.path]
     with contextlib.suppress(OSError):
         os.chdir(task.folder)
@@ -100,38 +91,44 @@ def run_task(task: Task) -> TaskResult:
     try:
         work, job = from_bytes(task.job)
     except (ImportError, AttributeError) as error:
-        return TaskResult(refusal=f"a worker cannot load the case ({error})")
-    return TaskResult(to_bytes(work(job, no_progress)))
+        return f"a worker cannot load the case ({error})"
+    return to_bytes(work(job, no_progress))
 
 
 def run_on_cluster(
     cluster: Cluster, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
 ) -> Iterator[tuple[Job, Result | FailedJob]]:
     """Yield each job with its result, in the order in which the jobs end."""
-    waiting = deque(map(_QueuedJob, jobs))
-    running: dict[Any, _QueuedJob[Job]] = {}
+    waiting = deque((job, 0) for job in jobs)  # each with the number of workers that were lost with it
+    running: dict[Any, tuple[Job, int]] = {}
 
     def send() -> None:
         while waiting and len(running) < cluster.slots():
-            queued = waiting.popleft()
-            if not queued.crashes:
-                callbacks.started(queued.job)
-            task = _task(work, queued.job)
-            running[cluster.submit(run_task, task, _key(work, queued.job, task))] = queued
+            job, crashes = waiting.popleft()
+            if not crashes:
+                callbacks.started(job)
+            task = _task(work, job)
+            running[cluster.submit(run_task, task, _key(work, job, task))] = job, crashes
 
     try:
         send()
         while running:
             for handle in cluster.ended(list(running)):
-                queued = running.pop(handle)
-                result = _result(cluster, handle, queued)
-                if isinstance(result, _Retry):
-                    cluster.forget(handle)
-                    waiting.append(queued)  # last in the queue: the cause of the loss may be over by then
-                    send()
-                    continue
+                job, crashes = running.pop(handle)
+                try:
+                    result = _result(cluster, handle)
+                except WorkerLost as error:
+                    if crashes + 1 < ATTEMPTS:
+                        cluster.forget(handle)
+                        waiting.append((job, crashes + 1))  # last: the cause of the loss may be over by then
+                        send()
+                        continue
+                    result = FailedJob(
+                        f"{ATTEMPTS} workers of the cluster were lost with this case, the last one so: {error}. Use "
+                        "smaller batches or workers with more memory, then run the same command again."
+                    )
                 send()
-                yield queued.job, result
+                yield job, result
                 # Only now: a caller that was killed before has not saved the result.
                 cluster.forget(handle)
     finally:
@@ -139,37 +136,17 @@ def run_on_cluster(
             cluster.cancel(handle)
 
 
-@dataclass(eq=False)
-class _QueuedJob(Generic[Job]):
-    """A job that waits or runs, and the number of workers that were lost with it."""
-
-    job: Job
-    crashes: int = 0
-
-
-class _Retry:
-    """A mark that the job must be sent again."""
-
-
-def _result(cluster: Cluster, handle: Any, queued: _QueuedJob[Job]) -> Any:
-    """Return the result of the job, `FailedJob` or `_Retry`."""
+def _result(cluster: Cluster, handle: Any) -> Any:
+    """Return the result of the job, or `FailedJob`; raise `WorkerLost` if its worker is gone."""
     try:
-        answer: TaskResult = cluster.result(handle)
+        answer: bytes | str = cluster.result(handle)
     except TaskFailed as error:
         return FailedJob(
             f"The task failed on the cluster ({error}); run the same command again, or leave this case out."
         )
-    except WorkerLost as error:
-        queued.crashes += 1
-        if queued.crashes < ATTEMPTS:
-            return _Retry()
-        return FailedJob(
-            f"{ATTEMPTS} workers of the cluster were lost with this case, the last one so: {error}. Use smaller "
-            "batches or workers with more memory, then run the same command again."
-        )
-    if answer.refusal:
-        raise UsageError(f"On the cluster {answer.refusal}: install there what is installed here.")
-    return from_bytes(answer.result)
+    if isinstance(answer, str):
+        raise UsageError(f"On the cluster {answer}: install there what is installed here.")
+    return from_bytes(answer)
 
 
 def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
@@ -194,22 +171,20 @@ def _key(work: Callable[[Job, Progress], Any], job: Job, task: Task) -> str:
     return digest(work.__module__, work.__qualname__, _versions_text(task.versions), content)[:32]
 
 
-@dataclass(eq=False)
-class ClusterExecutor:
-    """An executor that connects to its cluster at the first run, and stays connected."""
+class ClusterExecutor(ExitStack):
+    """An executor that connects to its cluster at the first run, and stays connected until its context ends."""
 
-    connect: Callable[[], AbstractContextManager[Cluster]]
-    stack: ExitStack
-    connected: list[Cluster] = field(default_factory=list)
+    def __init__(self, connect: Callable[[], AbstractContextManager[Cluster]]) -> None:
+        super().__init__()
+        self.connect = connect
 
-    def _cluster(self) -> Cluster:
-        if not self.connected:
-            self.connected.append(self.stack.enter_context(self.connect()))
-        return self.connected[0]
+    @cached_property
+    def cluster(self) -> Cluster:
+        return self.enter_context(self.connect())
 
     def slots(self) -> int:
         """Return how many jobs run at a time."""
-        return self._cluster().slots()
+        return self.cluster.slots()
 
     def run(
         self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
@@ -217,11 +192,9 @@ class ClusterExecutor:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before the cluster is asked
-            yield from run_on_cluster(self._cluster(), work, jobs, callbacks)
+            yield from run_on_cluster(self.cluster, work, jobs, callbacks)
 
 
-@contextlib.contextmanager
-def connected_executor(connect: Callable[[], AbstractContextManager[Cluster]]) -> Iterator[PooledExecutor]:
-    """Make an executor that stays connected to its cluster until the context ends."""
-    with ExitStack() as stack:
-        yield ClusterExecutor(connect, stack)
+def last_line(error: BaseException, text: str | None = None) -> str:
+    """Return the last line of an error's text, of a traceback say, which tells what was raised."""
+    return ((str(error) if text is None else text).strip().splitlines() or [type(error).__name__])[-1]

@@ -15,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.registry import register
 from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, to_bytes
-from fedglass.execution.remote import TaskFailed, WorkerLost, run_on_cluster
+from fedglass.execution.remote import TaskFailed, WorkerLost, last_line, run_on_cluster
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at the jobs."""
@@ -33,62 +33,37 @@ JOB_NUMBER = "job"
 """The file in a task's folder that holds the number of its SLURM job."""
 
 
-def check_available(system: str) -> None:
-    """Refuse where jobs cannot be submitted."""
-    if importlib.util.find_spec("submitit") is None:
-        raise UsageError(
-            "The executor slurm needs the package submitit, which is not installed: pip install fedglass[slurm]."
-        )
-    if system == "slurm" and shutil.which("sbatch") is None:
-        raise UsageError(
-            "SLURM's command sbatch is not found here: run on a machine from which jobs are submitted, or choose "
-            "another executor."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class SubmittedTask:
-    """A submitted task: its folder and its job."""
-
-    folder: Path
-    job: Any
+SubmittedTask = tuple[Path, Any]
+"""The folder of a submitted task, and its job."""
 
 
 @dataclass(frozen=True, eq=False)
 class SubmititCluster:
     """SLURM, or `local`: the same with processes of this machine, to try it out."""
 
-    system: str
-    limit: int
+    options: OnSlurm
     root: Path
-    parameters: Mapping[str, Any]
-
-    @classmethod
-    def open(cls, system: str, limit: int, root: Path, parameters: Mapping[str, Any]) -> SubmititCluster:
-        """Make the folder of the jobs, which is closed to other users."""
-        _make_private(root)
-        logging.getLogger("submitit").setLevel(logging.ERROR)
-        return cls(system, limit, root, parameters)
+    """The folder of the jobs."""
 
     def slots(self) -> int:
-        return self.limit
+        return self.options.workers
 
     def submit(self, function: Callable[[Any], Any], task: Any, key: str) -> SubmittedTask:
         folder = self.root / key
         if (earlier := self._submitted_before(folder)) is not None:
-            return SubmittedTask(folder, earlier)
+            return folder, earlier
         shutil.rmtree(folder, ignore_errors=True)
-        executor = _submitit().AutoExecutor(folder=folder, cluster=self.system)
-        executor.update_parameters(**self.parameters)
+        executor = _submitit().AutoExecutor(folder=folder, cluster=self.options.system)
+        executor.update_parameters(**self.options.parameters())
         try:
             job = executor.submit(function, task)
         except (OSError, subprocess.SubprocessError, _submitit().core.utils.FailedJobError) as error:
             raise AuditError(
-                f"SLURM did not take the job ({_last_line(error)}): correct the executor's options, or run the same "
+                f"SLURM did not take the job ({last_line(error)}): correct the executor's options, or run the same "
                 "command again later."
             ) from error
         write_atomic(folder / JOB_NUMBER, job.job_id)
-        return SubmittedTask(folder, job)
+        return folder, job
 
     def _submitted_before(self, folder: Path) -> Any:
         """Return the job of the same task that an earlier run submitted, or None if SLURM does not know it any more."""
@@ -96,32 +71,34 @@ class SubmititCluster:
             number = read_file(folder / JOB_NUMBER, 1000).decode()
         except OSError:
             return None
-        kind = _submitit().SlurmJob if self.system == "slurm" else _submitit().LocalJob
+        kind = _submitit().SlurmJob if self.options.system == "slurm" else _submitit().LocalJob
         job = kind(folder, number)
         exists = job.paths.result_pickle.exists() or job.get_info().get("State")
         return job if exists else None
 
     def ended(self, handles: Sequence[SubmittedTask]) -> Sequence[SubmittedTask]:
-        finished = [handle for handle in handles if handle.job.done()]
+        finished = [handle for handle in handles if handle[1].done()]
         if not finished:
             time.sleep(POLL_SECONDS)
         return finished
 
     def result(self, handle: SubmittedTask) -> Any:
-        utils = _submitit().core.utils
+        utils, job = _submitit().core.utils, handle[1]
         try:
-            return handle.job.result()
+            return job.result()
         except utils.FailedJobError as error:  # also an UncompletedJobError, so it goes first
-            raise TaskFailed(_exception_text(error)) from error
+            # The traceback in submitit's report.
+            trace = str(error).partition("---\n")[2].partition("\n---")[0]
+            raise TaskFailed(last_line(error, trace)) from error
         except utils.UncompletedJobError as error:
-            raise WorkerLost(f"job {handle.job.job_id} ended without a result, {handle.job.state}") from error
+            raise WorkerLost(f"job {job.job_id} ended without a result, {job.state}") from error
 
     def forget(self, handle: SubmittedTask) -> None:
-        shutil.rmtree(handle.folder, ignore_errors=True)
+        shutil.rmtree(handle[0], ignore_errors=True)
 
     def cancel(self, handle: SubmittedTask) -> None:
         with contextlib.suppress(OSError):
-            handle.job.cancel(check=False)
+            handle[1].cancel(check=False)
         self.forget(handle)
 
 
@@ -141,16 +118,6 @@ def _make_private(root: Path) -> None:
             f"The folder {root} for SLURM's jobs must belong to you and be closed to others, since what lies there is "
             f"run: chmod 700 {root}, or name another one."
         )
-
-
-def _exception_text(error: BaseException) -> str:
-    """Return the last line of the traceback in submitit's report, which says what was raised."""
-    trace = str(error).partition("---\n")[2].partition("\n---")[0]
-    return (trace.strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 SYSTEMS = ("slurm", "local")
@@ -188,7 +155,15 @@ class OnSlurm:
             )
         if self.system not in SYSTEMS:
             raise UsageError(f"system must be one of {', '.join(SYSTEMS)}, got {self.system!r}.")
-        check_available(self.system)
+        if importlib.util.find_spec("submitit") is None:
+            raise UsageError(
+                "The executor slurm needs the package submitit, which is not installed: pip install fedglass[slurm]."
+            )
+        if self.system == "slurm" and shutil.which("sbatch") is None:
+            raise UsageError(
+                "SLURM's command sbatch is not found here: run on a machine from which jobs are submitted, or choose "
+                "another executor."
+            )
 
     def run(
         self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
@@ -196,14 +171,17 @@ class OnSlurm:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before anything is submitted
-            cluster = SubmititCluster.open(self.system, self.workers, self._root(), self._parameters())
-            yield from run_on_cluster(cluster, work, jobs, callbacks)
+            root = self._root()
+            _make_private(root)
+            logging.getLogger("submitit").setLevel(logging.ERROR)
+            yield from run_on_cluster(SubmititCluster(self, root), work, jobs, callbacks)
 
     def _root(self) -> Path:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(self.folder).expanduser().resolve() if self.folder else Path(cache) / "fedglass" / "slurm"
 
-    def _parameters(self) -> dict[str, object]:
+    def parameters(self) -> dict[str, object]:
+        """Return the options under the names of submitit."""
         named = {"slurm_partition": self.partition, "slurm_account": self.account, "slurm_qos": self.qos}
         return {
             "timeout_min": self.minutes,

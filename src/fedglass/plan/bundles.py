@@ -19,9 +19,8 @@ from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, 
 from fedglass.fl.release import Protection
 from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensors
 from fedglass.plan.options import defences_of, joined, public_of
-from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable
+from fedglass.plan.tables import BundleTable, DefenceTable
 from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved import defence_text

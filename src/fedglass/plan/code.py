@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from pydantic import BaseModel
 
 from fedglass.core.foreign import is_dotted, is_importable
 from fedglass.core.registry import BUILT_IN, KINDS, names, origin_of
-from fedglass.plan.recording_tables import BundleTable, RecordingTable
-from fedglass.plan.schema import AdversaryTable, AttackTable, Plan
-from fedglass.plan.tables import FederationTable, Named
 
 READERS = ("datasets", "initialisations")
 """Kinds whose names may end with the path of a file."""
+KIND_OF_KEY = {
+    "data": "datasets",
+    "public": "datasets",
+    "model": "models",
+    "init": "initialisations",
+    "rule": "rules",
+    "behaviour": "behaviours",
+    "defences": "defences",
+    "defended": "defences",
+    "attacks": "attacks",
+    "labels": "labels",
+    "refine": "refinements",
+    "names": "metrics",
+    "metric": "metrics",
+}
+"""The keys of a plan that name registered parts, or have tables that do."""
 
 
 @dataclass(frozen=True)
@@ -29,46 +44,25 @@ class Code:
         return f"{self.name} ({KINDS[self.kind].noun}{origin})"
 
 
-def code_of(plan: Plan) -> tuple[Code, ...]:
-    """Return all code outside fedglass that the plan runs, in the order of the plan."""
-    codes = [code for table in plan.federation for code in code_of_federation(table)]
-    codes += [code for table in plan.recording for code in code_of_recording(table)]
-    codes += code_of_adversary(plan.adversary)
-    codes += _code("defences", plan.defences)
-    codes += [code for attack in plan.attacks for code in code_of_attack(attack)]
-    codes += [code for name in (*plan.metrics.names, plan.gate.metric) for code in code_named("metrics", name)]
-    return tuple(dict.fromkeys(codes))
+def code_of(table: BaseModel, kind: str = "") -> tuple[Code, ...]:
+    """Return all code outside fedglass that a plan or one of its tables runs, in the order of the plan.
+
+    `kind` is that of the part that the table itself names. Code that only a bundle names never runs.
+    """
+    return tuple(dict.fromkeys(_code_in(table, kind)))
 
 
-def code_of_federation(table: FederationTable) -> list[Code]:
-    """Return the code of one federation, without the plan's defences."""
-    groups = table.group
-    return [
-        *code_named("datasets", table.data),
-        *code_named("models", table.model),
-        *code_named("initialisations", table.init),
-        *_code("rules", [] if table.rule is None else [table.rule]),
-        *_code("behaviours", [behaviour for group in groups for behaviour in group.behaviour]),
-        *_code("defences", [defence for group in groups for defence in group.defences or []]),
-    ]
-
-
-def code_of_recording(table: RecordingTable | BundleTable) -> list[Code]:
-    """Return the code of one recording; code that only a bundle names never runs."""
-    defences = table.defended if isinstance(table.defended, list) else []
-    model = [] if table.model is None else code_named("models", table.model)
-    return [*model, *_code("defences", defences)]
-
-
-def code_of_adversary(table: AdversaryTable) -> list[Code]:
-    """Return the code of the adversary's public data."""
-    return [] if table.public is None else list(code_named("datasets", table.public))
-
-
-def code_of_attack(table: AttackTable) -> list[Code]:
-    """Return the code of an attack, of its labels and of its refinements."""
-    labels = [] if table.labels is None else code_named("labels", table.labels)
-    return [*_code("attacks", [table]), *labels, *_code("refinements", table.refine)]
+def _code_in(value: object, kind: str) -> Iterator[Code]:
+    """Yield the code in the value of a key that names parts of this kind."""
+    if isinstance(value, str) and kind:
+        yield from code_named(kind, value)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _code_in(entry, kind)
+    elif isinstance(value, BaseModel):
+        for key in type(value).model_fields:
+            named = kind if key == "name" else KIND_OF_KEY.get(key, "")
+            yield from _code_in(getattr(value, key), named)
 
 
 def code_named(kind: str, text: str) -> Iterator[Code]:
@@ -83,7 +77,3 @@ def code_named(kind: str, text: str) -> Iterator[Code]:
     origin = origin_of(kind, text)
     if origin != BUILT_IN and (colon or origin != text):
         yield Code(kind, text, origin)
-
-
-def _code(kind: str, tables: Iterable[Named]) -> list[Code]:
-    return [code for table in tables for code in code_named(kind, table.name)]

@@ -1,49 +1,54 @@
-"""The plan of a bundle: the attacks that its facts allow, the reasons against others, and the facts that are missing.
+"""The contents of a bundle, the facts that it lacks, and the plan that audits it with the attacks that its facts allow.
 
-`draft` builds the `Plan` object and the sources of its audit from one reading of the bundle. `fedglass audit FOLDER`
-audits these; `fedglass init --from` writes the same plan as TOML.
+`inspect_bundle` builds no model and runs no code of others. `draft` builds the `Plan` object and the sources of its
+audit from one reading of the bundle. `fedglass audit FOLDER` audits these; `fedglass init --from` writes the same plan
+as TOML.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.defaults import why_not_by_default
+from fedglass.attack.needs import needs_of, supplies_of
 from fedglass.attack.parts import better_labels
 from fedglass.audit.audit import Job
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in, factory, make, takes
-from fedglass.core.types import Observation
+from fedglass.core.tensors import MEAN
+from fedglass.core.types import Observation, Whitening
 from fedglass.data.catalogue import located
-from fedglass.federation.views import Together
+from fedglass.federation.transcript import Participant, Terms, Transcript
+from fedglass.federation.views import Knows, Together, ViewBuilder
 from fedglass.plan.bundles import OpenBundle, open_bundle, recorded_bundle
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import public_of
-from fedglass.plan.recording_tables import BundleTable
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
+from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
 from fedglass.recordings.format import preferred
+from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
-from fedglass.recordings.selection import select_messages
+from fedglass.recordings.selection import Selection, select_messages
+from fedglass.recordings.training_facts import participant_of
+from fedglass.recordings.transcript import input_problem
 
+NEEDED = ("model", "shape", "classes", "whitening")
+"""Facts that every attack needs."""
 FILES = {"truth": "examples that the clients stored for scoring", "weights": "parameters that clients never send"}
 """Comments on the files that a plan names next to a bundle, by key."""
 
-
-@dataclass(frozen=True, eq=False)
-class AttackSelection:
-    """Attacks for a recording."""
-
-    attacks: tuple[str, ...]
-    skipped: Mapping[str, str]
-    """Attacks that are left out, with the reason."""
-    labels: Mapping[str, str]
-    """The label method of attacks for which another one than their own does better."""
+AttackSelection = tuple[dict[str, str | None], dict[str, str]]
+"""Attacks with their label methods (None: their own), and those that are left out, with the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +59,15 @@ class Draft:
     bundle: Bundle
     sources: tuple[Recorded, ...] = ()
     """Sources of the plan's audit, but for the public data; empty if the model cannot be built yet."""
-    selection: AttackSelection | None = None
-    """None if the model cannot be built yet."""
+    skipped_attacks: Mapping[str, str] = field(default_factory=dict)
+    """Attacks that are left out, with the reason."""
     problem: str = ""
     """Why the model cannot be built, as a sentence."""
-    contradictions: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """What is not audited, and why."""
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The messages that are not audited, and the reasons."""
+        return select_messages(self.bundle, None).skipped
 
     @property
     def text(self) -> str:
@@ -100,21 +107,15 @@ def draft(
         truth=str(truth_folder.resolve()) if truth is not None or truth_folder.is_dir() else None,
         weights=None if weights is None else str(weights.resolve()),
     )
-    opened = open_bundle(table, Path())
+    opened, named = open_bundle(table, Path()), table
+    if path is not None:  # the bundle, and the truth next to it, under the name that the plan gives them
+        truth_path = f"{path}-truth" if table.truth is not None and truth is None else table.truth
+        named = table.model_copy(update={"bundle": path, "truth": truth_path})
     try:
-        sources, selection, together = _audited(table, opened)
-        skipped = select_messages(opened[0], None).skipped
-        drafted = Draft(
-            _plan(_as_named(table, path, truth), selection, together, public),
-            opened[0],
-            sources,
-            selection,
-            contradictions=tuple(sources[0].contradiction_texts()),
-            skipped=skipped,
-        )
+        sources, (attacks, skipped), together = _audited(table, opened)
+        return Draft(_plan(named, attacks, together, public), opened[0], sources, skipped)
     except FedglassError as error:
-        drafted = Draft(_plan(_as_named(table, path, truth), None, False, public), opened[0], problem=str(error))
-    return drafted
+        return Draft(_plan(named, {"inverting_gradients": None}, False, public), opened[0], problem=str(error))
 
 
 def _audited(table: BundleTable, opened: OpenBundle) -> tuple[tuple[Recorded, ...], AttackSelection, bool]:
@@ -129,27 +130,18 @@ def _audited(table: BundleTable, opened: OpenBundle) -> tuple[tuple[Recorded, ..
     return tuple(sources), selection, scored
 
 
-def _as_named(table: BundleTable, path: str | None, truth: Path | None) -> BundleTable:
-    """Return the table with the bundle, and the truth next to it, under the name that the plan gives them."""
-    if path is None:
-        return table
-    truth_path = f"{path}-truth" if table.truth is not None and truth is None else table.truth
-    return table.model_copy(update={"bundle": path, "truth": truth_path})
-
-
-def _plan(table: BundleTable, selection: AttackSelection | None, together: bool, public: str | None) -> Plan:
+def _plan(table: BundleTable, attacks: Mapping[str, str | None], together: bool, public: str | None) -> Plan:
+    """Return the plan with these attacks, each with its label method if that is not its own."""
     adversary: dict[str, str] = {"together": "also"} if together else {}
     adversary |= {} if public is None else {"public": located(public, Path.cwd())}
-    labels = {} if selection is None else selection.labels
-    attacks = [
-        AttackTable(name=name, labels=labels.get(name), start="exact" if isinstance(recipe(name), Attack) else None)
-        for name in (("inverting_gradients",) if selection is None else selection.attacks)
-    ]
     return Plan(
         title=Path(table.bundle).name[:200],
         recording=[table],
         adversary=AdversaryTable.model_validate(adversary),
-        attacks=attacks,
+        attacks=[
+            AttackTable(name=name, labels=labels, start="exact" if isinstance(recipe(name), Attack) else None)
+            for name, labels in attacks.items()
+        ],
         gate=GateTable(metric="psnr", threshold=20.0),
     )
 
@@ -157,8 +149,8 @@ def _plan(table: BundleTable, selection: AttackSelection | None, together: bool,
 def select_attacks(sources: Sequence[Recorded]) -> AttackSelection:
     """Return the attacks that can run on every message of the sources, and tell more than others on one of them."""
     observations = [result.observation for source in sources for result in source.rehearse()]
+    attacks: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
-    attacks = []
     for entry in built_in("attacks").values():
         name, reason_to_skip = entry.name, why_not_by_default(entry.value)
         if reason_to_skip is None:
@@ -168,18 +160,17 @@ def select_attacks(sources: Sequence[Recorded]) -> AttackSelection:
         if reason:
             skipped[name] = reason
         else:
-            attacks.append(name)
-    labels = {name: _better_labels(name, observations) for name in attacks}
-    return AttackSelection(tuple(attacks), skipped, {name: method for name, method in labels.items() if method})
+            attacks[name] = _better_labels(name, observations)
+    return attacks, skipped
 
 
-def _better_labels(name: str, observations: Sequence[Observation]) -> str:
+def _better_labels(name: str, observations: Sequence[Observation]) -> str | None:
     """Return the label method that does better on a message than an attack's own, if the attack can take it."""
     if not takes(factory("attacks", name), "labels"):
-        return ""
+        return None
     default = getattr(recipe(name), "labels", None)
     better = next(filter(None, (better_labels(default, observation) for observation in observations)), "")
-    return "" if not better or _refusal(name, observations, labels=make("labels", better)) else better
+    return None if not better or _refusal(name, observations, labels=make("labels", better)) else better
 
 
 def _refusal(name: str, observations: Sequence[Observation], **parts: object) -> str:
@@ -221,7 +212,7 @@ def _toml_lines(drafted: Draft) -> Iterator[str]:
             if (value := getattr(attack, key)) is not None:
                 yield f"{key} = {_quoted(value)}"
         yield ""
-    for name, reason in ({} if drafted.selection is None else drafted.selection.skipped).items():
+    for name, reason in drafted.skipped_attacks.items():
         yield f"# left out: {name}: {_one_line(reason)}"
     yield from ("", "[gate]", f"metric = {_quoted(plan.gate.metric)}", f"threshold = {plan.gate.threshold}", "")
 
@@ -262,3 +253,109 @@ def _quoted(text: str) -> str:
 def _one_line(text: str) -> str:
     """Return a text without line breaks, as a comment must be."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+@dataclass(frozen=True, eq=False)
+class BundleInfo:
+    """The contents of a bundle in plain values."""
+
+    bundle: Bundle
+    selection: Selection | None
+    """The messages that an audit would take; None if there are none."""
+    problem: str
+    """Why there are none, or why none of them can be attacked."""
+    contradictions: tuple[Contradiction, ...]
+    missing: Mapping[str, tuple[Fact, ...]]
+    """By attack, the facts that it needs and the bundle does not have."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The facts that every attack needs and the bundle does not have."""
+        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
+
+
+def inspect_bundle(bundle: Bundle) -> BundleInfo:
+    """Return what a bundle holds, from all of its messages."""
+    selection, problem = None, ""
+    try:
+        selection = select_messages(bundle, None)
+    except FedglassError as error:
+        problem = str(error)
+    problem = problem or input_problem(bundle)
+    contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
+    missing = {} if selection is None else _missing_facts(selection)
+    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing)
+
+
+def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
+    """Return the facts that each attack lacks on at least one of the selected messages."""
+    facts_by_message = list(_facts_by_message(selection))
+    missing_by_attack = {}
+    for name in built_in("attacks"):
+        attack = recipe(name)
+        # All unknowns depend on the number of examples, unless an attack searches for it.
+        needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
+        missing = {fact for facts in facts_by_message for fact in needed - facts}
+        missing_by_attack[name] = tuple(sorted(missing, key=list(Fact).index))
+    return missing_by_attack
+
+
+def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
+    """Yield the facts that the adversary has next to each message of the selection."""
+    bundle = selection.bundle
+    terms = Terms((1, 1, 1), 2, Whitening((0.0,), (1.0,)), bundle.clients, "")
+    empty = Transcript(nn.Identity(), terms, {})
+    for index in selection.rounds:
+        clients = selection.audited_clients(index)
+        for names in [clients] if selection.view == "aggregate" else [(name,) for name in clients]:
+            participants = tuple(participant_of(bundle, name, index, {}) for name in names)
+            look = ViewBuilder(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
+            moved = any(_moved_statistics(bundle, name, index) for name in names)
+            yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if moved else set())
+
+
+def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
+    """Check that running statistics came with the message, and that the training moved them."""
+    update = update_of(bundle, client, index) or {}
+    return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))
+
+
+def info_as_json(info: BundleInfo) -> dict[str, Any]:
+    """Return the same in types that JSON has."""
+    bundle, selection = info.bundle, info.selection
+    return {
+        "bundle": str(bundle.folder),
+        "format": bundle.manifest.format,
+        "recorded_by": bundle.manifest.writer,
+        "facts": bundle.facts,
+        "clients": list(bundle.clients),
+        "rounds": [
+            {
+                "round": index,
+                "sent": round_.sent is not None,
+                "aggregated": round_.aggregated is not None,
+                "facts": round_.facts,
+                "messages": [
+                    {
+                        "client": message.client,
+                        "received": message.received is not None,
+                        "sent_own": message.sent is not None,
+                        "absent": message.absent,
+                        "facts": bundle.facts_of(message.client, index),
+                    }
+                    for message in round_.messages
+                ],
+            }
+            for index, round_ in bundle.rounds.items()
+        ],
+        "view": None if selection is None else selection.view,
+        "looked_at": [] if selection is None else list(selection.rounds),
+        "left_out": [] if selection is None else list(selection.skipped),
+        "problem": info.problem,
+        "needed": list(info.needed),
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
+        "attacks": [
+            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
+            for name, facts in info.missing.items()
+        ],
+    }

@@ -1,11 +1,10 @@
-"""The simulated federation of a plan: its data and clients, their defences and behaviours, and the adversary's views.
-The simulated federation of a plan: its data and clients, their defences and behaviours, and the adversary's views."""
+"""The simulated federation of a plan: its data and clients, their defences and behaviours, the adversary's views."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -59,23 +58,22 @@ def simulated(
     init = by_name(initialisation_at(table.init, folder))
     data = _dataset(table, folder, own_seed)
     model = _model(table, data, init, own_seed)
-    dealt = _split(table, data, own_seed)
+    examples, test, at_server, unused = _split(table, data, own_seed)
     federation = Federation(
         model,
-        _clients(table, dealt.clients, protection),
+        _clients(table, examples, protection),
         table.training.value(),
         data.classes,
         data.whitening,
         aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
         participation=table.participation,
         seed=own_seed,
-        server=None if dealt.server is None else Client("the server", dealt.server.images, dealt.server.labels),
+        server=None if at_server is None else Client("the server", at_server.images, at_server.labels),
     )
-    test = None if dealt.test is None else Examples(dealt.test.images, dealt.test.labels)
     views = views_of(adversary, federation.participants_by_round(table.rounds))
     public = public_of(adversary, data.shape, folder)
-    if public is None and dealt.unused:
-        public = Public.of(data.images, data.labels, dealt.unused)
+    if public is None and unused:
+        public = Public.of(data.images, data.labels, unused)
     return Simulated(
         federation,
         table.rounds,
@@ -83,7 +81,7 @@ def simulated(
         knows_of(adversary),
         table.name,
         data.class_names,
-        test,
+        None if test is None else Examples(test.images, test.labels),
         public,
         swept or {},
     )
@@ -160,19 +158,10 @@ def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening
     return load(source, split=split, size=size, whitening=whitening)
 
 
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """The examples of the clients, the test and the server."""
-
-    clients: list[Dataset]
-    test: Dataset | None
-    server: Dataset | None
-    unused: list[int]
-    """Rows of the data that no client has."""
-
-
-def _split(table: FederationTable, data: Dataset, seed: int) -> _Split:
-    """Split the data into the examples of the clients, of the test and of the server."""
+def _split(
+    table: FederationTable, data: Dataset, seed: int
+) -> tuple[list[Dataset], Dataset | None, Dataset | None, list[int]]:
+    """Return the examples of each client, of the test and of the server, and the rows that no client has."""
     shuffle = stream(seed, "partition")
     tests, at_server = table.test_examples, table.server_examples
     if tests + at_server >= len(data):
@@ -196,7 +185,7 @@ def _split(table: FederationTable, data: Dataset, seed: int) -> _Split:
     if sizes is not None and not isinstance(rule, Sizes):
         parts = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
     used = {int(row) for indices, part in zip(rows, parts, strict=True) for row in indices[: len(part)]}
-    return _Split(parts, test, server, [row for row in range(len(data)) if row not in used])
+    return parts, test, server, [row for row in range(len(data)) if row not in used]
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:

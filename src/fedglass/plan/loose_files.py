@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
-from fedglass.plan.recording_tables import RecordingTable
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable
+from fedglass.plan.tables import DefenceTable, RecordingTable
 from fedglass.recordings.saved import defence_text
 
 DEFENDED = ("Defended, as the plan says.",)
@@ -188,15 +187,7 @@ def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Pa
 
 def knows_of(adversary: AdversaryTable) -> Knows:
     """Return the optional facts that a plan gives the adversary."""
-    return Knows(
-        training=adversary.knows_training,
-        steps=adversary.knows_steps,
-        labels=adversary.knows_labels,
-        batch_labels=adversary.knows_batch_labels,
-        lr=adversary.knows_lr,
-        examples=adversary.knows_examples,
-        kept=adversary.knows_kept,
-    )
+    return Knows(**{field.name: getattr(adversary, f"knows_{field.name}") for field in fields(Knows)})
 
 
 def _participants(table: RecordingTable, data: Dataset | None) -> tuple[Participant, ...]:

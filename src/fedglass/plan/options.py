@@ -75,8 +75,7 @@ def _is_built_in(make: Callable[..., object]) -> bool:
 
 
 def _hints(make: Callable[..., object]) -> dict[str, Any]:
-    """Return the types of a factory's options; the factory may be a function, a class, a callable value or a partial.
-    Return the types of a factory's options; the factory may be a function, a class, a callable value or a partial."""
+    """Return the types of a factory's options; it may be a function, a class, a callable value or a partial."""
     if isinstance(make, functools.partial):
         return _hints(make.func)
     function = make if inspect.isroutine(make) or inspect.isclass(make) else type(make).__call__

@@ -12,20 +12,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import follow_links, open_file
-from fedglass.plan.recording_tables import BundleTable, RecordingTable
 from fedglass.plan.tables import (
     MOST_CASES,
+    BundleTable,
     Client,
     Defences,
     FederationTable,
     Finite,
+    Listed,
     Name,
     Named,
+    RecordingTable,
     Repeats,
     Round,
     Seed,
@@ -33,7 +35,6 @@ from fedglass.plan.tables import (
     SomeRounds,
     Table,
     Title,
-    listed,
 )
 from fedglass.verdict.gate import Gate
 
@@ -127,8 +128,7 @@ def _keys(schema: type[BaseModel], place: Place) -> list[str]:
 
 
 def _table(annotation: Any, place: Place = ()) -> type[BaseModel] | None:
-    """Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`.
-    Return the table in an annotation such as `list[Table]` or `Table | None`; of several, the one tagged in `place`."""
+    """Return the table in an annotation such as `list[Table]` or `Table | None`; of several, that tagged in `place`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     tags = [part.tag for part in get_args(annotation) if isinstance(part, Tag)]
@@ -203,13 +203,8 @@ class AttackTable(Named):
     """The method that finds labels: `fedglass list labels`; left out: the recipe's own."""
     start: Name | None = None
     """Another attack that gives the starting images, such as `exact`; images that it cannot read start at random."""
-    refine: Annotated[list[RefineTable], Field(max_length=10)] = []
+    refine: Annotated[list[RefineTable], Field(max_length=10), Listed] = []
     """Refinements of the found images, one after another, after those of the recipe."""
-
-    @field_validator("refine", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return listed(value)
 
 
 class MetricsTable(Table):
@@ -264,25 +259,20 @@ class Plan(Table):
     """Runs of each attack, from different starting points."""
     effort: Literal["quick", "standard", "thorough"] = "standard"
     """Time limit of searches that the audit of a recorded folder chooses itself; attacks of the plan always run."""
-    federation: Annotated[list[FederationTable], Field(max_length=100)] = []
+    federation: Annotated[list[FederationTable], Field(max_length=100), Listed] = []
     """Federations to simulate; one table or several."""
-    recording: Annotated[list[AnyRecording], Field(max_length=1000)] = []
+    recording: Annotated[list[AnyRecording], Field(max_length=1000), Listed] = []
     """Messages of a real federation instead of a simulation: files, or a bundle that a recorder wrote."""
     adversary: AdversaryTable = AdversaryTable()
     """The adversary."""
     defences: Defences = []
     """Defences of the clients, applied one after another."""
-    attacks: Annotated[list[AttackTable], Field(max_length=100)] = []
+    attacks: Annotated[list[AttackTable], Field(max_length=100), Listed] = []
     """Searches, in addition to the exact attacks, the candidate game and the certificate of every audit."""
     metrics: MetricsTable = MetricsTable()
     """Metrics of the images."""
     gate: GateTable = GateTable()
     """Limits that decide the verdict."""
-
-    @field_validator("federation", "recording", "defences", "attacks", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return listed(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
@@ -351,3 +341,24 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
         return Plan.model_validate(content)
     except ValidationError as error:
         raise UsageError(f"{where}: {in_one_sentence(error, Plan, content)}") from error
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a plan, for editors and other programs."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_accepting_tables(Plan.model_json_schema())}
+
+
+def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema that also accepts a single table instead of a list of one, such as `[federation]`."""
+    tables = schema["$defs"]
+    places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
+    places += [
+        (tables["AttackTable"], "refine"),
+        (tables["GroupTable"], "behaviour"),
+        (tables["FederationTable"], "group"),
+    ]
+    for table, key in places:
+        entry = table["properties"][key]
+        array = {name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")}
+        entry["anyOf"] = [array, array["items"]]
+    return schema

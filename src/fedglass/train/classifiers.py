@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,16 +36,6 @@ HELD_OUT = 0.2
 """Of data without a test split: 4 to 1, as the coarse-to-fine paper splits CelebA-HQ."""
 
 
-@dataclass(frozen=True)
-class TrainingChoice:
-    """The model and the data to train; a plan's federation has the same fields."""
-
-    data: str
-    model: str
-    init: str = "default"
-    size: int | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class ClassifierStart:
     """Examples to train on, examples to test on, and the untrained network."""
@@ -55,15 +45,9 @@ class ClassifierStart:
     model: nn.Module
     title: str
 
-    def identity(self, options: str) -> str:
-        """Return a digest of all that decides the weights of every step."""
-        parts = (self.train.images, self.train.labels, self.test.images, self.test.labels)
-        whitening = repr((self.train.whitening, self.test.whitening))
-        return digest(options, whitening, of_model(self.model), *map(of_tensor, parts))
 
-
-def from_plan(path: Path) -> TrainingChoice:
-    """Return the choice of a plan's first federation; its paths are relative to the plan's folder."""
+def _from_plan(path: Path) -> dict[str, Any]:
+    """Return the data and model of a plan's first federation; its paths are relative to the plan's folder."""
     plan, _ = read_plan(path)
     if not plan.federation:
         raise UsageError(f"{path}: a plan without [federation] has nothing to train: give --data and --model.")
@@ -74,39 +58,38 @@ def from_plan(path: Path) -> TrainingChoice:
             "out, or train with the data's own labels by --data and --model."
         )
     init = initialisation_at(table.init, folder)
-    return TrainingChoice(located(table.data, folder), table.model, init, table.size)
+    return {"data": located(table.data, folder), "model": table.model, "init": init, "size": table.size}
 
 
-def overridden(choice: TrainingChoice | None, options: Mapping[str, object]) -> TrainingChoice:
-    """Return the plan's choice with the options of the command line, which win."""
-    set_options = {name: value for name, value in options.items() if value is not None}
-    if choice is not None:
-        return replace(choice, **set_options)  # type: ignore[arg-type] # the options have the fields' names and types
-    missing = [f"--{name}" for name in ("data", "model") if name not in set_options]
+def choose_start(plan: Path | None, seed: int, **options: str | int | None) -> ClassifierStart:
+    """Start with data, model, init and size of the plan's federation and of the command line, which wins."""
+    chosen = {} if plan is None else _from_plan(plan)
+    chosen |= {name: value for name, value in options.items() if value is not None}
+    missing = [f"--{name}" for name in ("data", "model") if name not in chosen]
     if missing:
         raise UsageError(f"What is to be trained? Give a plan, or {' and '.join(missing)}.")
-    return TrainingChoice(**set_options)  # type: ignore[arg-type]
+    return _start(seed, **chosen)
 
 
-def start(choice: TrainingChoice, seed: int) -> ClassifierStart:
+def _start(seed: int, *, data: str, model: str, init: str = "default", size: int | None = None) -> ClassifierStart:
     """Load the data, split them where they have no test split, and build the model."""
-    examples = load(choice.data, size=choice.size)
-    test_split = _test_split(choice, examples)
+    examples = load(data, size=size)
+    test_split = _test_split(data, size, examples)
     if test_split is None:
         train, test = _held_out(examples, seed)
         how = f"{len(test)} of {len(examples)} held out for the test"
     else:
         train, test = examples, test_split
         how = f"its test split of {len(test)}"
-    model = build(choice.model, shape=train.shape, classes=train.classes, init=by_name(choice.init), seed=seed)
-    title = f"{choice.model} ({choice.init}) on {len(train)} images of {train.name}, judged by {how}"
-    return ClassifierStart(train, test, model, title)
+    network = build(model, shape=train.shape, classes=train.classes, init=by_name(init), seed=seed)
+    title = f"{model} ({init}) on {len(train)} images of {train.name}, judged by {how}"
+    return ClassifierStart(train, test, network, title)
 
 
-def _test_split(choice: TrainingChoice, train: Dataset) -> Dataset | None:
+def _test_split(data: str, size: int | None, train: Dataset) -> Dataset | None:
     """Return the test split of the source, None if it has none or repeats the training images."""
     try:
-        test = load(choice.data, split="test", size=choice.size, whitening=train.whitening)
+        test = load(data, split="test", size=size, whitening=train.whitening)
     except UsageError:
         return None
     if test.shape != train.shape or test.classes > train.classes:
@@ -195,7 +178,12 @@ class ClassifierTraining:
 
     @property
     def steps(self) -> int:
-        return self.epochs * steps_per_epoch(self.start.train, self.options)
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches only: batch normalisation cannot do with a last one of a single example."""
+        return max(1, len(self.start.train) // self.options.batch_size)
 
     def share(self) -> float:
         if all(name_of(target) in self.reached for target in self.targets):
@@ -224,7 +212,7 @@ class ClassifierTraining:
     def _batch(self) -> tuple[Tensor, Tensor]:
         """Return the batch of this step; the order of an epoch depends on the seed and the epoch alone."""
         data, options = self.start.train, self.options
-        epoch, place = divmod(self.step, steps_per_epoch(data, options))
+        epoch, place = divmod(self.step, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, torch.randperm(len(data), generator=stream(options.seed, "epoch", epoch))
         rows = self._order[1][place * options.batch_size : (place + 1) * options.batch_size]
@@ -262,12 +250,11 @@ class ClassifierTraining:
 
     @cached_property
     def identity(self) -> str:
-        """Names the training, before its first step changes the model."""
-        return self.start.identity(repr(self.options))
-
-    def resume(self) -> None:
-        """Continue from the state that the folder holds, where it holds one."""
-        resume(self.folder, self.identity, self._restore)
+        """A digest of all that decides the weights of every step, taken before the first changes the model."""
+        train, test = self.start.train, self.start.test
+        parts = (train.images, train.labels, test.images, test.labels)
+        whitening = repr((train.whitening, test.whitening))
+        return digest(repr(self.options), whitening, of_model(self.model), *map(of_tensor, parts))
 
     def _momentum(self) -> dict[str, Tensor]:
         slots = (slot for group in self.optimiser_state.slots for slot in group)
@@ -276,7 +263,7 @@ class ClassifierTraining:
     def _momentum_names(self) -> list[str]:
         return [f"momentum {name}" for name, _ in self.model.named_parameters()]
 
-    def _restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         device = next(self.model.parameters()).device
         has_momentum = bool(self.optimiser_state.slots)
         slots = ([tensors[name].to(device) for name in self._momentum_names()],) if has_momentum else ()
@@ -298,9 +285,12 @@ def train_to(
 
     A folder that holds another training is refused.
     """
-    _check(targets, epochs)
+    if not targets or not all(0 < target <= 100 for target in targets):
+        raise UsageError(f"Targets must be test accuracies in percent, above 0 and at most 100, got {list(targets)}.")
+    if epochs < 1:
+        raise UsageError(f"epochs must be at least 1, got {epochs}.")
     training = ClassifierTraining(start, options, targets, epochs, folder, progress)
-    training.resume()
+    resume(folder, training.identity, training.restore)
     passed = [t for t in targets if t <= training.best and name_of(t) not in training.reached]
     if passed:
         raise UsageError(
@@ -323,15 +313,3 @@ def name_of(target: float) -> str:
 def percentage(model: nn.Module, test: Dataset, seed: int) -> float:
     """The accuracy in percent, rounded so that 29 of 100 images reach a target of 29."""
     return round(100 * accuracy(model, test.whitening, sample_examples(test, seed)), 9)
-
-
-def steps_per_epoch(data: Dataset, options: ClassifierOptions) -> int:
-    """Full batches only: batch normalisation cannot do with a last one of a single example."""
-    return max(1, len(data) // options.batch_size)
-
-
-def _check(targets: Sequence[float], epochs: int) -> None:
-    if not targets or not all(0 < target <= 100 for target in targets):
-        raise UsageError(f"Targets must be test accuracies in percent, above 0 and at most 100, got {list(targets)}.")
-    if epochs < 1:
-        raise UsageError(f"epochs must be at least 1, got {epochs}.")

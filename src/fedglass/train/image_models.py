@@ -56,9 +56,10 @@ def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
     return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)
 
 
-def _write_picture(folder: Path, picture: Image.Image) -> None:
+def _write_picture(folder: Path, images: Tensor) -> None:
+    """Draw images in [-1, 1]."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    contact_sheet((images + 1) / 2).save(buffer, format="PNG")
     write_atomic(folder / PICTURE, buffer.getvalue())
 
 
@@ -73,21 +74,14 @@ JUDGED = 1000
 """Images that the reconstruction error is measured on."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedAutoencoder:
-    """An autoencoder as it is on disk, and where its training stands."""
-
-    network: LatentSpace
-    training: ImageModelTraining
-    error: float
-    """The root of the mean squared error of what comes back, of pixels in [0, 1]."""
-
-
-def train_autoencoder(data: Dataset, options: TrainingOptions, folder: Path, progress: Progress) -> TrainedAutoencoder:
+def train_autoencoder(
+    data: Dataset, options: TrainingOptions, folder: Path, progress: Progress
+) -> tuple[LatentSpace, ImageModelTraining, float]:
     """Train three convolutional layers, or continue the training that the folder holds.
 
     The folder receives the network, what it was trained on, and a picture: originals, what comes back of them, and what
-    random codes decode to.
+    random codes decode to. Return the network as it is on disk, where its training stands, and the root of the mean
+    squared error of what comes back, of pixels in [0, 1].
     """
     check_material(data, folder)
     images = 2 * data.images - 1
@@ -100,8 +94,12 @@ def train_autoencoder(data: Dataset, options: TrainingOptions, folder: Path, pro
         TrainedOn(data.name, len(data)).write(folder)
         _save(folder, network, training, images)
         stored = load_autoencoder(folder)
-        _write_picture(folder, _picture(stored, images, options.seed))
-    return TrainedAutoencoder(stored, training, _error(stored, images))
+        with torch.no_grad():
+            shown, judged = images[:SHOWN], images[:JUDGED]
+            codes = torch.randn(len(shown), *stored.latent_shape, generator=stream(options.seed, "samples"))
+            _write_picture(folder, torch.cat([shown, stored(shown), stored.decode(codes)]))
+            error = float((stored(judged) - judged).square().mean().sqrt() / 2)
+    return stored, training, error
 
 
 def learned_autoencoder(images: Tensor, options: TrainingOptions, folder: Path, progress: Progress) -> LatentSpace:
@@ -111,7 +109,8 @@ def learned_autoencoder(images: Tensor, options: TrainingOptions, folder: Path, 
     learned. The network is drawn from the global generator, which the caller seeds.
     """
     network = Autoencoder(tuple(images.shape[1:]))
-    shorter = _shorter(options)
+    steps = None if options.steps is None else max(1, round(SHARE * options.steps))
+    shorter = replace(options, steps=steps, minutes=None if options.minutes is None else SHARE * options.minutes)
     identity = digest("autoencoder", repr((options.lr, options.batch_size, options.seed)), of_tensor(images))
     training = _autoencoder_training(network, images, shorter, folder, identity)
     if not (folder / WEIGHTS).is_file():
@@ -138,68 +137,26 @@ def _save(folder: Path, network: LatentSpace, training: ImageModelTraining, imag
     save_network(folder, network, settled(network, training, images).state_dict())
 
 
-def _shorter(options: TrainingOptions) -> TrainingOptions:
-    steps = None if options.steps is None else max(1, round(SHARE * options.steps))
-    return replace(options, steps=steps, minutes=None if options.minutes is None else SHARE * options.minutes)
-
-
-@torch.no_grad()
-def _picture(network: LatentSpace, images: Tensor, seed: int) -> Image.Image:
-    """Originals, what comes back of them, and what random codes decode to."""
-    shown = images[:SHOWN]
-    codes = torch.randn(len(shown), *network.latent_shape, generator=stream(seed, "samples"))
-    return contact_sheet((torch.cat([shown, network(shown), network.decode(codes)]) + 1) / 2)
-
-
-@torch.no_grad()
-def _error(network: LatentSpace, images: Tensor) -> float:
-    some = images[:JUDGED]
-    return float((network(some) - some).square().mean().sqrt() / 2)
-
-
 # The training of a diffusion model on a set of images, into a folder that a plan can name.
 
 
 SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class Size:
-    """A U-Net's widths, the smallest first."""
-
-    widths: tuple[int, ...]
-    blocks: int
-    patch: int
-
-
-SIZES: Mapping[str, Size] = MappingProxyType(
-    {
-        "small": Size((64, 72), blocks=1, patch=2),
-        "medium": Size((64, 96, 128), blocks=1, patch=2),
-        "large": Size((64, 128, 192), blocks=2, patch=1),
-    }
+SIZES: Mapping[str, tuple[tuple[int, ...], int, int]] = MappingProxyType(
+    {"small": ((64, 72), 1, 2), "medium": ((64, 96, 128), 1, 2), "large": ((64, 128, 192), 2, 1)}
 )
-"""0.7, 2 and 9 million weights; the small one is at its best after some ten minutes on one core."""
+"""The widths of a U-Net, the smallest first, its blocks and its patch.
 
-
-@dataclass(frozen=True)
-class TransformerSize:
-    """A transformer's patches along the longer side, its width, its blocks and its heads."""
-
-    patches: int
-    width: int
-    depth: int
-    heads: int
-
-
-TRANSFORMERS: Mapping[str, TransformerSize] = MappingProxyType(
-    {
-        "small": TransformerSize(4, 72, 6, 4),
-        "medium": TransformerSize(8, 192, 8, 6),
-        "large": TransformerSize(16, 384, 12, 6),
-    }
+0.7, 2 and 9 million weights; the small one is at its best after some ten minutes on one core.
+"""
+TRANSFORMERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {"small": (4, 72, 6, 4), "medium": (8, 192, 8, 6), "large": (16, 384, 12, 6)}
 )
-"""0.7, 6 and 35 million weights; the large one is the paper's S and wants a graphics card."""
+"""A transformer's patches along the longer side, its width, its blocks and its heads.
+
+0.7, 6 and 35 million weights; the large one is the paper's S and wants a graphics card.
+"""
 
 
 @dataclass(frozen=True)
@@ -213,40 +170,20 @@ class DiffusionOptions:
     """Whether the network works in the latent space of an autoencoder, which is trained first."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingImages:
-    """The images of a training, in [-1, 1], or their latents."""
-
-    images: Tensor  # (n, c, h, w)
-    labels: Tensor  # (n,)
-    classes: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
-
-
-Maker = Callable[[TrainingImages, str], tuple[nn.Module, DenoisingTask]]
-"""An untrained network of that size for the material, and what it is to learn."""
-
-
-def _ddpm(material: TrainingImages, name: str) -> tuple[nn.Module, DenoisingTask]:
-    size = SIZES[name]
-    return UNet(material.shape, size.widths, size.blocks, size.patch), DenoisingTask(material.images)
-
-
-def _transformer(material: TrainingImages, name: str) -> tuple[nn.Module, DenoisingTask]:
-    size = TRANSFORMERS[name]
-    patch = -(-max(material.shape[1:]) // size.patches)
-    network = MaskedDiffusionTransformer(
-        material.shape, material.classes, patch, size.width, size.depth, heads=size.heads
-    )
-    return network, DenoisingTask(material.images, material.labels, loss=MaskedLoss())
-
-
-KINDS: Mapping[str, Maker] = MappingProxyType({"ddpm": _ddpm, "transformer": _transformer})
+KINDS = ("ddpm", "transformer")
 """What can be trained, by the name that the command line has for it."""
+
+
+def _untrained(options: DiffusionOptions, images: Tensor, data: Dataset) -> tuple[nn.Module, DenoisingTask]:
+    """Return an untrained network for images in [-1, 1], or latents, and what it is to learn."""
+    channels, height, width = images.shape[1:]
+    shape = (channels, height, width)
+    if options.kind == "ddpm":
+        return UNet(shape, *SIZES[options.size]), DenoisingTask(images)
+    patches, width, depth, heads = TRANSFORMERS[options.size]
+    patch = -(-max(shape[1:]) // patches)
+    network = MaskedDiffusionTransformer(shape, data.classes, patch, width, depth, heads=heads)
+    return network, DenoisingTask(images, data.labels, loss=MaskedLoss())
 
 
 def train_diffusion(data: Dataset, options: DiffusionOptions, folder: Path, progress: Progress) -> ImageModelTraining:
@@ -268,7 +205,7 @@ def train_diffusion(data: Dataset, options: DiffusionOptions, folder: Path, prog
             autoencoder = learned_autoencoder(images, training_options, folder / AUTOENCODER, progress)
             images, decode = autoencoder.latents_of(images), autoencoder.decode
             identity = digest(identity, of_tensor(images))
-        network, lesson = KINDS[options.kind](TrainingImages(images, data.labels, data.classes), options.size)
+        network, lesson = _untrained(options, images, data)
     training = ImageModelTraining(network, lesson, training_options, DiffusionWriter(folder, identity, decode))
     training.resume(folder, identity)
     return training.run(progress)
@@ -307,6 +244,6 @@ class DiffusionWriter:
         shape = (count, *task.images.shape[1:])
         samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
         images = samples if self.decode is None else self.decode(samples).detach()
-        _write_picture(self.folder, contact_sheet((images + 1) / 2))
+        _write_picture(self.folder, images)
         network.load_state_dict(trained)
         network.train()
