@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fedglass.report.charts import (
     WIDTH,
     Axis,
-    Dot,
-    Strip,
+    ChartRow,
     energy_chart,
     interval_plot,
     strip_chart,
@@ -43,7 +42,11 @@ def inside(svg: str) -> None:
 
 @given(st.lists(st.tuples(finite, finite, finite).map(sorted), min_size=1, max_size=5), finite, st.booleans())
 def test_interval_plot(rows: list[list[float]], threshold: float, higher: bool) -> None:
-    inside(interval_plot("t", [Dot(NASTY, NASTY, m, low, high) for low, m, high in rows], threshold, higher))
+    inside(
+        interval_plot(
+            "t", [ChartRow(NASTY, NASTY, [m], low=low, high=high) for low, m, high in rows], threshold, higher
+        )
+    )
 
 
 @given(
@@ -70,13 +73,13 @@ def test_sweep_chart(points: list[tuple[float, float | None, float]]) -> None:
 
 @given(st.lists(st.lists(finite, max_size=20), max_size=4))
 def test_strip_chart(rows: list[list[float]]) -> None:
-    svg = strip_chart(NASTY, [Strip(NASTY, NASTY, row) for row in rows], NASTY)
+    svg = strip_chart(NASTY, [ChartRow(NASTY, NASTY, row) for row in rows], NASTY)
     inside(svg)
     assert len(list(ET.fromstring(svg).iter("circle"))) == sum(map(len, rows))
 
 
 def test_strips_share_one_axis() -> None:
-    svg = ET.fromstring(strip_chart("t", [Strip("a", "", [0.0, 1.0]), Strip("b", "", [1.0, 2.0])], "x"))
+    svg = ET.fromstring(strip_chart("t", [ChartRow("a", "", [0.0, 1.0]), ChartRow("b", "", [1.0, 2.0])], "x"))
     places = [float(circle.attrib["cx"]) for circle in svg.iter("circle")]
     assert places[1] == places[2]
     assert places[1] - places[0] == pytest.approx(places[3] - places[2], abs=0.2)
@@ -93,7 +96,7 @@ def test_names_of_several_series_do_not_hide_each_other() -> None:
 
 
 def test_text_is_escaped() -> None:
-    svg = interval_plot(NASTY, [Dot(NASTY, NASTY, 1.0, None, None)], None, True)
+    svg = interval_plot(NASTY, [ChartRow(NASTY, NASTY, [1.0])], None, True)
     assert "<script" not in svg
     assert [e.text for e in ET.fromstring(svg).iter("text") if e.attrib["class"] == "value"] == [NASTY]
 
@@ -109,7 +112,7 @@ def test_energies_are_on_a_log_scale() -> None:
 
 
 def test_the_shaded_side_is_the_leaking_one() -> None:
-    dots = [Dot("a", "1", 10.0, None, None), Dot("b", "2", 30.0, None, None)]
+    dots = [ChartRow("a", "1", [10.0]), ChartRow("b", "2", [30.0])]
     for higher, leaking in ((True, 1), (False, 0)):
         svg = ET.fromstring(interval_plot("t", dots, 20.0, higher))
         (zone,) = svg.findall("rect")

@@ -134,10 +134,10 @@ def test_of_many_games_the_worst_are_drawn(make_evidence: Make, make_game: Make)
     assert found is not None
     assert found.table is not None
     assert len(found.table.rows) == CHARTS + 5
-    assert [figure.title for figure in found.figures[:2]] == [
+    assert [figure.title for figure in found.details[:2]] == [
         f"the server sees client {n}'s update, round 1" for n in (CHARTS + 4, CHARTS + 3)
     ]
-    assert len(found.figures) == CHARTS
+    assert len(found.details) == CHARTS
     assert games_of([make_evidence("certificate")], Gate(), {}) is None
 
 
@@ -167,7 +167,7 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
     records = [make_evidence("certificate", certificate=bare)]
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
-    (stated,) = found.stated
+    (stated,) = found.details
     assert [row[0] for row in stated.facts.rows] == [
         "success in naming a record",
         "single records",
@@ -198,7 +198,7 @@ def test_how_long_and_by_what_a_certificate_holds(
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
     assert found.table is not None
-    told = [row[1] for row in found.stated[0].facts.rows]
+    told = [row[1] for row in found.details[0].facts.rows]
     assert words in told or any(str(each).endswith(words) for each in told)
     planned = "" if changes.get("planned", 4) is None else "4 planned: "
     assert str(getattr(found.table.rows[0][4], "note", "")).startswith(planned)

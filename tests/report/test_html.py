@@ -14,7 +14,7 @@ import pytest
 
 from fedglass.core.errors import UsageError
 from fedglass.report.html import WORST, audit_page, write_report
-from fedglass.report.page import Album, Table, environment, render
+from fedglass.report.page import Album, PageTable, environment, render
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Kind, doubt
 from fedglass.verdict.gate import Gate
@@ -259,7 +259,7 @@ def test_an_output_that_can_not_be_written(audit_directory: Path) -> None:
 def test_other_pages_can_be_built_from_the_base() -> None:
     source = '{% extends "base.html" %}{% import "macros.html" as m %}'
     source += "{% block main %}{{ m.table(t) }}{% endblock %}"
-    html = environment().from_string(source).render(fedglass_version="1", t=Table(["a", "b"], [[NASTY, "2"]]))
+    html = environment().from_string(source).render(fedglass_version="1", t=PageTable(["a", "b"], [[NASTY, "2"]]))
     assert NASTY in Page(html).text
     assert "script" not in Page(html).tags
     assert "<title>fedglass</title>" in render("base.html")

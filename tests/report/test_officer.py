@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.report.charts import Dot, interval_plot
+from fedglass.report.charts import ChartRow, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
 from fedglass.report.html import audit_page, ended
 from fedglass.report.page import short_names
@@ -136,7 +136,7 @@ def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, ma
     said = [Kind.NO_TRUTH, Kind.LOW_POWER, Kind.NO_NOISE, Kind.DECLARATION_TRUSTED, Kind.ZERO_UPDATE, Kind.NO_CONTROL]
     records = [make_case(tmp_path, "dlg", 0, 0, doubts=[doubt(kind) for kind in said], metrics={})]
     asked = doubts_by_question(records, Gate())
-    assert [(question, [group.flag.kind for group in groups]) for question, groups in asked] == [
+    assert [(question, [flag.kind for flag, _, _ in groups]) for question, groups in asked] == [
         ("Is the message what was declared?", [Kind.ZERO_UPDATE]),
         ("Is the protection as declared, and is it strong enough?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
         ("Does the message single out its records?", [Kind.LOW_POWER, Kind.NO_CONTROL]),
@@ -192,7 +192,7 @@ def test_drawings_are_well_formed_and_inside_their_frame(standpoint: str) -> Non
 
 
 def test_the_threshold_does_not_run_through_names() -> None:
-    dots = [Dot(f"attack {n}", "1", 10.0 * n, None, None) for n in range(3)]
+    dots = [ChartRow(f"attack {n}", "1", [10.0 * n]) for n in range(3)]
     svg = ET.fromstring(interval_plot("t", dots, 20.0, True))
     baselines = [float(e.attrib["y"]) for e in svg.iter("text") if e.attrib["class"] in ("name", "value")]
     upright = [e for e in svg.iter("line") if e.attrib["class"] in ("limit", "grid")]

@@ -33,7 +33,7 @@ from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
-from fedglass.verdict.summary import Group
+from fedglass.verdict.summary import AttackFigures
 
 STYLES = {
     "leak": "bold red",
@@ -189,7 +189,7 @@ class TrainingScreen(Bars):
 
 
 def audit_as_json(
-    verdict: Verdict, records: Sequence[Record], planned: int | None, gate: Gate, groups: Sequence[Group]
+    verdict: Verdict, records: Sequence[Record], planned: int | None, gate: Gate, groups: Sequence[AttackFigures]
 ) -> dict[str, Any]:
     """Return the verdict with the exit code for a pipeline, numbers of cases, doubts, limits and figures as JSON.
 

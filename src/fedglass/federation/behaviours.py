@@ -33,19 +33,22 @@ class Turn:
 
 
 class Behaviour(Protocol):
-    """The examples that a client trains on, and what it makes of its update before its defences act."""
+    """The examples that a client trains on, and what it makes of its update before its defences act.
+
+    A behaviour that derives from this class changes only what is dishonest in it.
+    """
 
     def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
         """Return the images and labels to train on."""
-        ...
+        return turn.images, turn.labels
 
     def update(self, turn: Turn, trained: Update) -> Update:
         """Return the update to send, given the one that was trained."""
-        ...
+        return trained
 
     def describe(self) -> str:
         """Return the end of a sentence that begins with the client's name; empty for an honest client."""
-        ...
+        return ""
 
 
 @runtime_checkable
@@ -59,17 +62,8 @@ class HasDataCheck(Protocol):
 
 @register("behaviours", "honest", summary="trains on its examples and sends what comes out")
 @dataclass(frozen=True)
-class Honest:
+class Honest(Behaviour):
     """Follow the protocol: train on the client's own examples and send the trained update."""
-
-    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        return turn.images, turn.labels
-
-    def update(self, turn: Turn, trained: Update) -> Update:
-        return trained
-
-    def describe(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -199,7 +193,7 @@ class ServerNames:
     ),
 )
 @dataclass(frozen=True)
-class Backdoor:
+class Backdoor(Behaviour):
     """Give the first `share` of the examples a white square in the lower right corner and the label `target`.
 
     Only the data are poisoned: the client sends the update that it trained [Gu et al., 2017].
@@ -237,9 +231,6 @@ class Backdoor:
         labels[:marked] = self.target
         return images, labels
 
-    def update(self, turn: Turn, trained: Update) -> Update:
-        return trained
-
     def describe(self) -> str:
         return (
             f"trains on {self.share:.0%} of its examples with a white square of {self.side} pixels and the label "
@@ -251,7 +242,7 @@ class Backdoor:
     "behaviours", "gaussian", summary="sends Gaussian noise instead of its update, as long as asked", paper=BLANCHARD
 )
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Behaviour):
     """Send N(0, std^2) in each coordinate instead of the update [Blanchard et al., 2017, Sec. 5].
 
     Without `std` the noise is as long as the update that it replaces. Papers do not state its size, and a fixed
@@ -263,9 +254,6 @@ class Gaussian:
     def __post_init__(self) -> None:
         if self.std is not None and not 0 < self.std < math.inf:
             raise UsageError(f"Behaviour 'gaussian': std must be positive and finite, got {self.std}.")
-
-    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        return turn.images, turn.labels
 
     def update(self, turn: Turn, trained: Update) -> Update:
         size = sum(tensor.numel() for tensor in trained.values())
@@ -291,13 +279,10 @@ class Gaussian:
     ),
 )
 @dataclass(frozen=True)
-class SignFlip:
+class SignFlip(Behaviour):
     """Send -factor * u instead of the update u [Li et al., 2019, RSA]."""
 
     factor: float = 1.0
-
-    def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        return turn.images, turn.labels
 
     def update(self, turn: Turn, trained: Update) -> Update:
         return {name: -self.factor * tensor for name, tensor in trained.items()}

@@ -27,7 +27,6 @@ from fedglass.federation.transcript import Message, Participant, ParticipantsByR
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, View
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, Limited, State, WeightedMean
-from fedglass.fl.local import LocalBatch
 
 
 @dataclass(eq=False)
@@ -254,17 +253,16 @@ class Federation:
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
         """Return the private examples of these rounds."""
-        trainings = [(index, client) for index in rounds for client in self.clients_in_round(index)]
-        batches = {(i, c.name): local_batches(c, c.training or self.training, self.seed, i) for i, c in trainings}
-        labels = {
-            (i, c.name): tuple(tuple(c.labels[batch.rows].tolist()) for batch in batches[i, c.name])
-            for i, c in trainings
-        }
-        taken = {(i, c.name): rows for i, c in trainings if (rows := _taken(batches[i, c.name], len(c.labels)))}
-        order = {
-            (i, c.name): tuple(tuple(torch.arange(len(c.labels))[batch.rows].tolist()) for batch in batches[i, c.name])
-            for i, c in trainings
-        }
+        labels, taken, order = {}, {}, {}
+        for index in rounds:
+            for client in self.clients_in_round(index):
+                place, examples = (index, client.name), torch.arange(len(client.labels))
+                batches = local_batches(client, client.training or self.training, self.seed, index)
+                labels[place] = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
+                order[place] = tuple(tuple(examples[batch.rows].tolist()) for batch in batches)
+                rows = sorted({row for batch in order[place] for row in batch})
+                if len(rows) < len(examples):
+                    taken[place] = tuple(rows)
         return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken, order)
 
     def participant(self, client: Client) -> Participant:
@@ -284,13 +282,6 @@ class Federation:
             return list(self.clients)
         chosen = torch.randperm(len(self.clients), generator=stream(self.seed, "participation", index))[: self._count]
         return [self.clients[i] for i in sorted(chosen.tolist())]
-
-
-def _taken(batches: Sequence[LocalBatch], examples: int) -> tuple[int, ...] | None:
-    """Return the rows of the examples that a training takes, in order; None if it takes all of them."""
-    order = torch.arange(examples)
-    rows = sorted({int(row) for batch in batches for row in order[batch.rows]})
-    return None if len(rows) == examples else tuple(rows)
 
 
 def observe(federation: Federation, view: View, knows: Knows) -> tuple[Observation, Truth]:

@@ -31,13 +31,6 @@ from fedglass.federation.truth import Truth, Truths
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
 """The adversary's place: at the server, at the server behind secure aggregation, or among the clients."""
-SEEDED_VIEWS = {
-    "ServerView": ("client", "round"),
-    "AggregateView": ("round",),
-    "PeerView": ("client", "round"),
-    "Together": ("views",),
-}
-"""Class names and fields of the views. They must not change: the seed of a case is derived from its view's repr."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ COUNTED = Naming()
 
 
 class View(Protocol):
-    """An adversary's view. A frozen dataclass: its repr is a part of a case's identity."""
+    """An adversary's view. A frozen dataclass: the seed of a case is derived from its repr, which must not change."""
 
     def rounds(self) -> tuple[int, ...]:
         """The rounds that must be kept for it, by their numbers in the transcript."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedglass.core.errors import UsageError
-from fedglass.core.optimisers import Adjoint, Move, Tensors
+from fedglass.core.optimisers import Adjoint, Move
 from fedglass.core.types import Training
 from fedglass.fl.local import GradientFn, LocalBatch, MeanGradient, Step, Waypoint, advance, begin, local_gradient
 from fedglass.models.network import Network
@@ -199,7 +199,8 @@ def fit(trajectory: Trajectory, images: Tensor, targets: Tensor, budget_mib: flo
     """
     steps = len(trajectory.batches)
     first = begin(trajectory.training, trajectory.start)
-    weights = sum(map(_bytes, (first.weights, *first.state.slots))) / MIB
+    tensors = [tensor for part in (first.weights, *first.state.slots) for tensor in part]
+    weights = sum(t.numel() * t.element_size() for t in tensors) / MIB
     step = trajectory.step(0, trajectory.start, images, targets, second=True)
     graph = graph_bytes(step, trajectory.training.clip) / MIB
     if steps * (graph + weights) <= budget_mib:
@@ -235,7 +236,3 @@ def graph_bytes(step: Step, clip: float | None = None) -> int:
         gradient = local_gradient(MeanGradient(), inner, clip)
     del gradient
     return sum(bytes_by_storage.values())
-
-
-def _bytes(tensors: Tensors) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -26,46 +26,35 @@ from fedglass.metrics.images import Metric, fill_grey, pair, with_worst
 
 @dataclass(frozen=True)
 class FeatureConv:
-    """A convolution followed by ReLU; `index` is its place in torchvision's `features`."""
+    """A convolution followed by ReLU, after a max pooling of stride 2 if `pool` gives its size."""
 
     index: int
+    """Its place in torchvision's `features`."""
     inputs: int
     outputs: int
     kernel: int = 3
     stride: int = 1
     padding: int = 1
-
-    def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        name = f"features.{self.index}"
-        kernel, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-        return relu(conv2d(x, kernel, bias, stride=self.stride, padding=self.padding))
-
-
-@dataclass(frozen=True)
-class FeatureBlock:
-    """An optional max pooling of stride 2, then convolutions; LPIPS compares its outputs."""
-
-    convs: tuple[FeatureConv, ...]
     pool: int | None = None
 
     def __call__(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         x = x if self.pool is None else max_pool2d(x, self.pool, stride=2)
-        for conv in self.convs:
-            x = conv(x, weights)
-        return x
+        kernel, bias = weights[f"features.{self.index}.weight"], weights[f"features.{self.index}.bias"]
+        return relu(conv2d(x, kernel, bias, stride=self.stride, padding=self.padding))
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """A feature stack, read out after each block."""
+    """A feature stack in blocks of convolutions; LPIPS compares the outputs of each block."""
 
     name: str
-    blocks: tuple[FeatureBlock, ...]
+    blocks: tuple[tuple[FeatureConv, ...], ...]
 
     def features(self, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """Yield the activations after each block, one at a time.  # (n, 3, h, w) -> (n, c_i, h_i, w_i)"""
         for block in self.blocks:
-            x = block(x, weights)
+            for conv in block:
+                x = conv(x, weights)
             yield x
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -76,31 +65,31 @@ class Trunk:
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for i, block in enumerate(self.blocks):
-            for c in block.convs:
+            for c in block:
                 shapes[f"features.{c.index}.weight"] = (c.outputs, c.inputs, c.kernel, c.kernel)
                 shapes[f"features.{c.index}.bias"] = (c.outputs,)
-            shapes[f"lin{i}.weight"] = (1, block.convs[-1].outputs, 1, 1)
+            shapes[f"lin{i}.weight"] = (1, block[-1].outputs, 1, 1)
         return shapes
 
 
 ALEX = Trunk(
     "alex",
     (
-        FeatureBlock((FeatureConv(0, 3, 64, kernel=11, stride=4, padding=2),)),
-        FeatureBlock((FeatureConv(3, 64, 192, kernel=5, padding=2),), pool=3),
-        FeatureBlock((FeatureConv(6, 192, 384),), pool=3),
-        FeatureBlock((FeatureConv(8, 384, 256),)),
-        FeatureBlock((FeatureConv(10, 256, 256),)),
+        (FeatureConv(0, 3, 64, kernel=11, stride=4, padding=2),),
+        (FeatureConv(3, 64, 192, kernel=5, padding=2, pool=3),),
+        (FeatureConv(6, 192, 384, pool=3),),
+        (FeatureConv(8, 384, 256),),
+        (FeatureConv(10, 256, 256),),
     ),
 )
 VGG = Trunk(
     "vgg",
     (
-        FeatureBlock((FeatureConv(0, 3, 64), FeatureConv(2, 64, 64))),
-        FeatureBlock((FeatureConv(5, 64, 128), FeatureConv(7, 128, 128)), pool=2),
-        FeatureBlock((FeatureConv(10, 128, 256), FeatureConv(12, 256, 256), FeatureConv(14, 256, 256)), pool=2),
-        FeatureBlock((FeatureConv(17, 256, 512), FeatureConv(19, 512, 512), FeatureConv(21, 512, 512)), pool=2),
-        FeatureBlock((FeatureConv(24, 512, 512), FeatureConv(26, 512, 512), FeatureConv(28, 512, 512)), pool=2),
+        (FeatureConv(0, 3, 64), FeatureConv(2, 64, 64)),
+        (FeatureConv(5, 64, 128, pool=2), FeatureConv(7, 128, 128)),
+        (FeatureConv(10, 128, 256, pool=2), FeatureConv(12, 256, 256), FeatureConv(14, 256, 256)),
+        (FeatureConv(17, 256, 512, pool=2), FeatureConv(19, 512, 512), FeatureConv(21, 512, 512)),
+        (FeatureConv(24, 512, 512, pool=2), FeatureConv(26, 512, 512), FeatureConv(28, 512, 512)),
     ),
 )
 TRUNKS = (ALEX, VGG)
@@ -154,7 +143,12 @@ def read_weights(path: Path) -> tuple[Trunk, dict[str, Tensor]]:
 def _trunk_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> Trunk:
     for trunk in TRUNKS:
         if shapes.keys() == trunk.shapes().keys():
-            _check_shapes(path, shapes, trunk)
+            for name, expected in trunk.shapes().items():
+                if shapes[name] != expected:
+                    raise DataError(
+                        f"Expected {name!r} of LPIPS ({trunk.name}) with shape {expected} in {str(path)!r}, got "
+                        f"{shapes[name]}: the weights belong to another network."
+                    )
             return trunk
     nearest = max(TRUNKS, key=lambda trunk: len(trunk.shapes().keys() & shapes.keys()))
     lacking = sorted(nearest.shapes().keys() - shapes.keys())
@@ -166,15 +160,6 @@ def _trunk_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> Trunk:
     )
 
 
-def _check_shapes(path: Path, shapes: dict[str, tuple[int, ...]], trunk: Trunk) -> None:
-    for name, expected in trunk.shapes().items():
-        if shapes[name] != expected:
-            raise DataError(
-                f"Expected {name!r} of LPIPS ({trunk.name}) with shape {expected} in {str(path)!r}, got "
-                f"{shapes[name]}: the weights belong to another network."
-            )
-
-
 def _checked_floats(path: Path, name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():
         raise DataError(
@@ -183,8 +168,6 @@ def _checked_floats(path: Path, name: str, tensor: Tensor) -> Tensor:
         )
     return tensor.float()
 
-
-__all__ = ["HOW_TO_PROVIDE", "Lpips", "find_weights", "why_no_lpips"]
 
 SMALLEST = 64
 """Smaller images are enlarged until their shorter side has this many pixels: AlexNet's fifth block sees nothing of

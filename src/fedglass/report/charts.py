@@ -10,6 +10,8 @@ from markupsafe import Markup, escape
 
 WIDTH = 340
 EDGE = 2
+START = 46
+"""Left end of the horizontal axis of a chart with numbers at its vertical axis."""
 SHOWN = 8
 """Curves in one chart; more would hide each other."""
 ROW = 38
@@ -19,25 +21,18 @@ KEY = 18
 
 
 @dataclass(frozen=True)
-class Dot:
-    """A mean with its interval, one row of an interval plot."""
-
-    label: str
-    text: str
-    mean: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Many values of one kind, one row of a strip chart."""
+class ChartRow:
+    """A row of an interval plot or a strip chart: its name, its figures as text, and its dots."""
 
     label: str
     text: str
     values: Sequence[float]
+    """One mean in an interval plot, any number of values in a strip chart."""
     colour: str = "c0"
-    """The class of its dots."""
+    """The class of the dots in a strip chart."""
+    low: float | None = None
+    high: float | None = None
+    """The interval of the mean in an interval plot, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -65,32 +60,35 @@ class Axis:
         return _decades(self.low, self.high) if self.log else _steps(self.low, self.high)
 
 
-def interval_plot(title: str, dots: Sequence[Dot], threshold: float | None, higher_leaks: bool) -> Markup:
-    """Draw one row for each dot with its 95 % interval, and shade the side of recovered images."""
-    values = [v for d in dots for v in (d.mean, d.low, d.high) if v is not None]
+def interval_plot(title: str, rows: Sequence[ChartRow], threshold: float | None, higher_leaks: bool) -> Markup:
+    """Draw one row for each mean with its 95 % interval, and shade the side of recovered images."""
+    values = [v for row in rows for v in (*row.values, row.low, row.high) if v is not None]
     axis = _linear([*values, *([] if threshold is None else [threshold])], EDGE, WIDTH - EDGE)
-    bottom, bands = ROW * len(dots), _bands(len(dots))
+    bottom, bands = ROW * len(rows), _bands(len(rows))
     parts = _x_axis(axis, bands, bottom)
     if threshold is not None:
         x = axis.at(threshold)
         start, end = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
         parts.insert(0, f'<rect class="zone" x="{start:.1f}" y="0" width="{end - start:.1f}" height="{bottom}"/>')
         parts += [_line("limit", x, top, x, low) for top, low in bands]
-    for row, dot in enumerate(dots):
-        parts += _dot_row(dot, axis, 13 + ROW * row)
+    for number, row in enumerate(rows):
+        y = 13 + ROW * number
+        parts += _row_names(row, y)
+        if row.low is not None and row.high is not None:
+            parts.append(_line("span", axis.at(row.low), y + 14, axis.at(row.high), y + 14))
+        parts += [f'<circle class="dot" cx="{axis.at(v):.1f}" cy="{y + 14}" r="4.5"/>' for v in row.values]
     return _svg(title, parts, bottom + 20)
 
 
-def strip_chart(title: str, strips: Sequence[Strip], x_title: str) -> Markup:
+def strip_chart(title: str, rows: Sequence[ChartRow], x_title: str) -> Markup:
     """Draw rows of values on one axis, to compare their ranges."""
-    axis = _linear([value for strip in strips for value in strip.values] or [0.0], EDGE, WIDTH - EDGE)
-    bottom, bands = ROW * len(strips), _bands(len(strips))
-    parts = _x_axis(axis, bands, bottom)
-    for row, strip in enumerate(strips):
-        y = 13.0 + ROW * row
-        parts += _row_names(strip.label, strip.text, y)
-        kind = f"dot many {strip.colour}"
-        parts += [f'<circle class="{kind}" cx="{axis.at(v):.1f}" cy="{y + 14}" r="4"/>' for v in strip.values]
+    axis = _linear([value for row in rows for value in row.values] or [0.0], EDGE, WIDTH - EDGE)
+    bottom = ROW * len(rows)
+    parts = _x_axis(axis, _bands(len(rows)), bottom)
+    for number, row in enumerate(rows):
+        y = 13.0 + ROW * number
+        parts += _row_names(row, y)
+        parts += [_dot(f"many {row.colour}", axis.at(value), f"{y + 14}") for value in row.values]
     parts.append(_text("tick", WIDTH / 2, bottom + 32, x_title, "middle"))
     return _svg(title, parts, bottom + 38)
 
@@ -105,7 +103,7 @@ def energy_chart(
     """Draw the energy over the iterations on a log scale; dashed: the true data, dotted: a blind guess."""
     shown = [curve for curve in curves if len(curve)][:SHOWN]
     levels = [*sorted(set(truth))[:SHOWN], *sorted(set(blind))[:SHOWN]]
-    top, bottom, start = 8, 168, 46
+    top, bottom, start = 8, 168, START
     y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
     parts = _y_grid(y, start)
     last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
@@ -114,9 +112,8 @@ def energy_chart(
         parts += [_line(kind, start, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
     for number, curve in enumerate(shown):
         x = Axis(0, max(len(curve) - 1, 1), start, WIDTH - EDGE)
-        points = " ".join(f"{x.at(i):.1f},{y.at(v):.1f}" for i, v in enumerate(curve))
-        parts.append(f'<polyline class="curve c{number % 4}" points="{points}"/>')
-    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, "iteration", "middle"))
+        parts.append(_polyline(f"curve c{number % 4}", _placed(curve, x, y)))
+    parts.append(_x_title("iteration", bottom))
     return _svg(title, parts, bottom + 38)
 
 
@@ -132,7 +129,7 @@ def trade_off(
 
     A single series is named at its line. Several series have a key below, where their names cannot hide each other.
     """
-    top, bottom, start = 22, 190, 46
+    top, bottom, start = 22, 190, START
     everything = [point for points in series.values() for point in points]
     scaled = _logarithmic if log else _linear
     x = scaled([p[0] for p in everything], start, WIDTH - EDGE)
@@ -140,27 +137,24 @@ def trade_off(
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom)]
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
-        joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline class="curve {_colour(number)}" points="{joined}"/>')
-        parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in places]
+        parts += _curve(number, places)
         if len(series) == 1:
             # At the higher end, where the line runs away below the text.
             (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
             parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
-    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle"))
+    parts.append(_x_title(x_title, bottom))
     below = list(series) if len(series) > 1 else []
     return _svg(title, parts + _key(below, start, bottom + 52), bottom + 38 + KEY * len(below))
 
 
 def line_chart(title: str, values: Sequence[float], last: float, x_title: str, reach: Sequence[float] = ()) -> Markup:
     """Draw values at equal distances along an axis from 0 to `last`; the vertical axis also covers `reach`."""
-    top, bottom, start = 8, 168, 46
+    top, bottom, start = 8, 168, START
     x, y = Axis(0, last, start, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
     step = last / max(len(values) - 1, 1)
-    points = " ".join(f"{x.at(i * step):.1f},{y.at(v):.1f}" for i, v in enumerate(values))
-    curve = f'<polyline class="curve c0" points="{points}"/>'
-    named = _text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle")
-    return _svg(title, [*_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom), curve, named], bottom + 38)
+    curve = _polyline("curve c0", [(x.at(i * step), y.at(v)) for i, v in enumerate(values)])
+    parts = [*_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom), curve, _x_title(x_title, bottom)]
+    return _svg(title, parts, bottom + 38)
 
 
 def sweep_chart(
@@ -175,17 +169,15 @@ def sweep_chart(
 
     None stands for a place without a measurement. The guess comes last in the key.
     """
-    top, bottom, start = 22, 190, 46
+    top, bottom, start = 22, 190, START
     measured = [value for values in (*series.values(), blind) for value in values if value is not None]
     x, y = Axis(-0.4, len(places) - 0.6, start, WIDTH - EDGE), _linear(measured, bottom, top)
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), _line("axis", start, bottom, WIDTH, bottom)]
     parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
     parts += [_polyline("blind", _placed(blind, x, y))]
     for number, values in enumerate(series.values()):
-        dots = _placed(values, x, y)
-        parts.append(_polyline(f"curve {_colour(number)}", dots))
-        parts += [f'<circle class="dot c{number % 4}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in dots]
-    parts.append(_text("tick", (start + WIDTH) / 2, bottom + 32, x_title, "middle"))
+        parts += _curve(number, _placed(values, x, y))
+    parts.append(_x_title(x_title, bottom))
     below = bottom + 52 + KEY * len(series)
     guess = [_line("blind", start, below - 4, start + 12, below - 4)]
     guess.append(_text("name", start + 18, below, "best blind guess", "start"))
@@ -198,6 +190,21 @@ def _placed(values: Sequence[float | None], x: Axis, y: Axis) -> list[tuple[floa
 
 def _polyline(kind: str, dots: Sequence[tuple[float, float]]) -> str:
     return f'<polyline class="{kind}" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in dots)}"/>'
+
+
+def _dot(kind: str, x: float, y: str) -> str:
+    return f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y}" r="4"/>'
+
+
+def _curve(number: int, dots: Sequence[tuple[float, float]]) -> list[str]:
+    """Draw the line of a series and its dots."""
+    line = _polyline(f"curve {_colour(number)}", dots)
+    return [line, *(_dot(f"c{number % 4}", a, f"{b:.1f}") for a, b in dots)]
+
+
+def _x_title(title: str, bottom: float) -> str:
+    """Draw the title of the horizontal axis of a chart that also has a vertical one."""
+    return _text("tick", (START + WIDTH) / 2, bottom + 32, title, "middle")
 
 
 def _colour(number: int) -> str:
@@ -224,16 +231,9 @@ def _bands(rows: int) -> list[tuple[float, float]]:
     return [(ROW * row + 18.0, ROW * row + ROW - 2.0) for row in range(rows)]
 
 
-def _row_names(label: str, text: str, y: float) -> list[str]:
-    named = _text("name", EDGE, y, _clip(label, 30), "start", full=label)
-    return [named, _text("value", WIDTH - EDGE, y, text, "end")]
-
-
-def _dot_row(dot: Dot, axis: Axis, y: float) -> list[str]:
-    parts = _row_names(dot.label, dot.text, y)
-    if dot.low is not None and dot.high is not None:
-        parts.append(_line("span", axis.at(dot.low), y + 14, axis.at(dot.high), y + 14))
-    return [*parts, f'<circle class="dot" cx="{axis.at(dot.mean):.1f}" cy="{y + 14}" r="4.5"/>']
+def _row_names(row: ChartRow, y: float) -> list[str]:
+    named = _text("name", EDGE, y, _clip(row.label, 30), "start", full=row.label)
+    return [named, _text("value", WIDTH - EDGE, y, row.text, "end")]
 
 
 def _x_axis(axis: Axis, bands: Sequence[tuple[float, float]], bottom: float) -> list[str]:
@@ -308,11 +308,8 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if _extreme(value) else f"{value:g}"
-
-
-def _extreme(value: float) -> bool:
-    return value != 0 and not 1e-3 < abs(value) < 1e5
+    extreme = value != 0 and not 1e-3 < abs(value) < 1e5
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if extreme else f"{value:g}"
 
 
 def _clip(text: str, limit: int) -> str:

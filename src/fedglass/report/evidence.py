@@ -9,17 +9,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from fedglass.bounds.success import eps_delta_success, gdp_success
-from fedglass.report.charts import Strip, strip_chart
-from fedglass.report.glossary import Label, flag_labels, label
-from fedglass.report.page import Cell, Names, Table, by_text, message_name
-from fedglass.report.sections import CHARTS, Figure
+from fedglass.report.charts import ChartRow, strip_chart
+from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, tone
+from fedglass.report.sections import CHARTS, ChartFigure
 from fedglass.verdict.flags import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import UNCHECKED, count, percent
+from fedglass.verdict.texts import UNCHECKED, Flag, count, percent
 
 BASES = {
     "construction": "by construction: fedglass itself does this",
@@ -41,30 +41,32 @@ ACCOUNTINGS = {
 NO_PRIOR = "It does not bound an adversary that knows what such pictures look like."
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class CertificateDetails:
     """One certificate in full."""
 
     title: str
-    labels: Sequence[Label]
+    labels: Sequence[Flag]
     """The reasons why it is unreliable or insufficient."""
-    facts: Table
-    assumptions: Table
+    facts: PageTable
+    assumptions: PageTable
 
 
 @dataclass(frozen=True)
-class Certificates:
-    """All certificates of an audit on the page."""
+class EvidenceSection(Generic[T]):
+    """All certificates or all candidate games of an audit on the page."""
 
-    table: Table | None
-    stated: Sequence[CertificateDetails]
-    more: int
-    """Number of certificates that are not shown in full here."""
-    missing: Sequence[tuple[str, str]]
-    """Messages without a certificate, and the reason."""
+    table: PageTable | None
+    details: Sequence[T]
+    """The first certificates in full, or the charts of the first games."""
+    remarks: Sequence[tuple[str, str]]
+    """Messages without a certificate or a game, and the reason."""
 
 
-def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Certificates | None:
+def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[CertificateDetails] | None:
     """Return the certificates, the weakest first; None if no message was checked."""
     checked = [record for record in records if record.kind == "certificate" and record.status == "done"]
     if not checked:
@@ -75,10 +77,10 @@ def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Cert
     rows = [_certificate_row(record, certificate, gate, names) for record, certificate in certified]
     stated = [_stated(record, certificate, gate, names) for record, certificate in certified[:CHARTS]]
     why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
-    return Certificates(Table(columns, rows) if rows else None, stated, len(certified) - len(stated), by_text(why))
+    return EvidenceSection(PageTable(columns, rows) if rows else None, stated, by_text(why))
 
 
-def certificate_facts(certificate: Certificate) -> list[list[Cell | str]]:
+def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
     """Return all figures of a certificate with their names."""
     worst, middle = max(certificate.success, default=1.0), statistics.median(certificate.success or [1.0])
     adversary = [f"{percent(rate)} among {int(size):,}" for size, rate in certificate.adversary.items()]
@@ -128,16 +130,16 @@ def _by_epsilon(certificate: Certificate) -> str | None:
     return f"success at most {percent(success)}; a weaker bound for the same noise"
 
 
-def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[Cell | str]:
-    labels = [label(flag(doubt)) for doubt in serious_doubts(record, gate)]
-    badge, tone = (labels[0].name, labels[0].tone) if labels else ("certified", "clear")
+def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[TableCell | str]:
+    flags = [flag(doubt) for doubt in serious_doubts(record, gate)]
+    badge, colour = (flags[0].name, tone(flags[0].severity)) if flags else ("certified", "clear")
     return [
-        Cell(message_name(record, names), badge=badge, tone=tone),
-        Cell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
+        TableCell(message_name(record, names), badge=badge, tone=colour),
+        TableCell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
-        Cell(str(certificate.rounds), note=_planned(certificate)),
-        Cell(
+        TableCell(str(certificate.rounds), note=_planned(certificate)),
+        TableCell(
             "n/a" if certificate.epsilon is None else f"{certificate.epsilon:.3g}",
             note="" if certificate.delta is None else f"delta {certificate.delta:g}",
         ),
@@ -161,11 +163,11 @@ def _planned(certificate: Certificate) -> str:
 
 
 def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> CertificateDetails:
-    labels = [label(flag(doubt)) for doubt in serious_doubts(record, gate)]
+    labels = [flag(doubt) for doubt in serious_doubts(record, gate)]
     assumptions = [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
-    table = Table(["assumption", "basis"], assumptions)
+    table = PageTable(["assumption", "basis"], assumptions)
     return CertificateDetails(
-        message_name(record, names), labels, Table(["", ""], certificate_facts(certificate)), table
+        message_name(record, names), labels, PageTable(["", ""], certificate_facts(certificate)), table
     )
 
 
@@ -175,17 +177,7 @@ def _why(record: Record, gate: Gate) -> str:
     return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
 
 
-@dataclass(frozen=True)
-class SinglingOut:
-    """All candidate games of an audit on the page."""
-
-    table: Table | None
-    figures: Sequence[Figure]
-    unplayed: Sequence[tuple[str, str]]
-    """Messages without a game, and the reason."""
-
-
-def games_of(records: Sequence[Record], gate: Gate, names: Names) -> SinglingOut | None:
+def games_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[ChartFigure] | None:
     """Return the games, the one that names most first; None if the audit has none."""
     game_records = [record for record in records if record.kind == "game" and record.status == "done"]
     if not game_records:
@@ -200,7 +192,7 @@ def games_of(records: Sequence[Record], gate: Gate, names: Names) -> SinglingOut
         for record in game_records
         if record.game is None
     ]
-    return SinglingOut(Table(columns, rows) if rows else None, figures, by_text(unplayed))
+    return EvidenceSection(PageTable(columns, rows) if rows else None, figures, by_text(unplayed))
 
 
 def sentence(game: Game) -> str:
@@ -219,7 +211,7 @@ images that were not trained on in 0 %.'
     return f"{text}; images that were not trained on in {percent(game.control_top1)}."
 
 
-def game_facts(game: Game) -> list[list[Cell | str]]:
+def game_facts(game: Game) -> list[list[TableCell | str]]:
     """Return the settings of a game with their names."""
     rows = {
         "statistic": game.statistic,
@@ -229,20 +221,20 @@ def game_facts(game: Game) -> list[list[Cell | str]]:
     return [[name, text] for name, text in rows.items() if text]
 
 
-def _game_row(record: Record, game: Game, gate: Gate, names: Names) -> list[Cell | str]:
+def _game_row(record: Record, game: Game, gate: Gate, names: Names) -> list[TableCell | str]:
     exposed = gate.exposes(record)
     return [
-        Cell(message_name(record, names), badge="exposed" if exposed else "", tone="leak"),
-        Cell(f"{round(game.top1 * game.records)} of {game.records}", note=_limits(game.low, game.high)),
+        TableCell(message_name(record, names), badge="exposed" if exposed else "", tone="leak"),
+        TableCell(f"{round(game.top1 * game.records)} of {game.records}", note=_limits(game.low, game.high)),
         _control(game),
         f"{game.candidates:,}",
     ]
 
 
-def _control(game: Game) -> Cell:
+def _control(game: Game) -> TableCell:
     if game.control_top1 is None:
-        return Cell("none")
-    return Cell(percent(game.control_top1), note=_limits(game.control_low, game.control_high))
+        return TableCell("none")
+    return TableCell(percent(game.control_top1), note=_limits(game.control_low, game.control_high))
 
 
 def _limits(low: float | None, high: float | None) -> str:
@@ -253,22 +245,22 @@ def _limits(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
 
 
-def _figure(record: Record, game: Game, gate: Gate, names: Names) -> Figure:
+def _figure(record: Record, game: Game, gate: Gate, names: Names) -> ChartFigure:
     title = message_name(record, names)
     control = "" if game.control_top1 is None else percent(game.control_top1)
-    strips = [
-        Strip("used in training", _named(percent(game.top1), _limits(game.low, game.high)), game.scores),
-        Strip(
+    rows = [
+        ChartRow("used in training", _named(percent(game.top1), _limits(game.low, game.high)), game.scores),
+        ChartRow(
             "not used (control)",
             _named(control, _limits(game.control_low, game.control_high)),
             game.control_scores,
             "c2",
         ),
-        Strip("candidates (quantiles)", f"{game.candidates:,} each", game.candidate_quantiles, "c1"),
+        ChartRow("candidates (quantiles)", f"{game.candidates:,} each", game.candidate_quantiles, "c1"),
     ]
-    shown = [strip for strip in strips if strip.values]
+    shown = [row for row in rows if row.values]
     svg = strip_chart(f"Scores of the records of {title}", shown, "score: how well a record fits the message")
-    return Figure(title, svg, sentence(game), flag_labels(record, gate))
+    return ChartFigure(title, svg, sentence(game), flags_of(record, gate))
 
 
 def _named(rate: str, limits: str) -> str:

@@ -9,74 +9,33 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 from pydantic import JsonValue
 
-from fedglass.verdict.doubts import Doubt, Kind, Question, Severity
-from fedglass.verdict.flags import NAMED, ORDER, Flag, doubts_of, flag, flags_of
+from fedglass.verdict.doubts import Doubt, Question
+from fedglass.verdict.flags import NAMED, ORDER, doubts_of, flag
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Record
-from fedglass.verdict.texts import QUESTIONS, count
-
-TONES: dict[Severity, str] = {"serious": "leak", "warning": "inconclusive", "info": ""}
+from fedglass.verdict.records import Record, grouped
+from fedglass.verdict.texts import Flag, count
 
 
-@dataclass(frozen=True)
-class Label:
-    """A doubt at a case: its name, its colour, and the address of its explanation."""
+def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str, list[tuple[Flag, str, list[str]]]]]:
+    """Return the doubts of all records under their questions, the serious ones first, each explained once.
 
-    name: str
-    tone: str
-    anchor: str
-
-
-@dataclass(frozen=True)
-class FlagGroup:
-    """A doubt with its explanation and the number of cases that have it."""
-
-    flag: Flag
-    label: Label
-    cases: str
-    attacks: Sequence[str]
-
-
-def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str, list[FlagGroup]]]:
-    """Return the doubts of all records under their questions, the serious ones first, each explained once."""
-    pairs_by_kind: dict[Kind, list[tuple[Doubt, Record]]] = {}
-    for record in records:
-        for doubt in doubts_of(record, gate):
-            pairs_by_kind.setdefault(doubt.kind, []).append((doubt, record))
-    groups = sorted((_group(pairs, len(records)) for pairs in pairs_by_kind.values()), key=_severity)
-    by_question = [(question, [group for group in groups if group.flag.question is question]) for question in Question]
-    return [(QUESTIONS[question], chosen) for question, chosen in by_question if chosen]
-
-
-def flag_labels(record: Record, gate: Gate) -> list[Label]:
-    """Return the doubts of one record."""
-    return list(map(label, flags_of(record, gate)))
-
-
-def label(doubt: Flag) -> Label:
-    """Return a doubt as cases show it."""
-    return Label(doubt.name, TONES[doubt.severity], anchor(doubt.kind))
-
-
-def anchor(kind: str) -> str:
-    """Return the address of an explanation on the page."""
-    return f"doubt-{kind.replace('_', '-')}"
-
-
-def _severity(group: FlagGroup) -> int:
-    return ORDER.index(group.flag.severity)
-
-
-def _group(pairs: Sequence[tuple[Doubt, Record]], total: int) -> FlagGroup:
-    together = flag(merged([doubt for doubt, _ in pairs]))
-    cases = f"{len({record.key for _, record in pairs})} of {count(total, 'case')}"
-    return FlagGroup(together, label(together), cases, list(dict.fromkeys(record.attack for _, record in pairs)))
+    Each doubt has the number of its cases as text, and the attacks that have it.
+    """
+    all_pairs = [(doubt, record) for record in records for doubt in doubts_of(record, gate)]
+    groups = []
+    for pairs in grouped(all_pairs, lambda pair: pair[0].kind).values():
+        cases = f"{len({record.key for _, record in pairs})} of {count(len(records), 'case')}"
+        attacks = list(dict.fromkeys(record.attack for _, record in pairs))
+        groups.append((flag(merged([doubt for doubt, _ in pairs])), cases, attacks))
+    groups.sort(key=lambda group: ORDER.index(group[0].severity))
+    by_question = [(question, [group for group in groups if group[0].question is question]) for question in Question]
+    return [(question.value, chosen) for question, chosen in by_question if chosen]
 
 
 def merged(doubts: Sequence[Doubt]) -> Doubt:
     """Return doubts of one kind as one doubt, with the range of each figure and all names.
 
-    >>> from fedglass.verdict.doubts import doubt
+    >>> from fedglass.verdict.doubts import Kind, doubt
     >>> merged([doubt(Kind.WRONG_LABELS, labels=1), doubt(Kind.WRONG_LABELS, labels=3)]).details
     {'labels': '1 to 3'}
     """
@@ -99,7 +58,7 @@ def _together(values: Sequence[JsonValue]) -> JsonValue:
 
 
 @dataclass(frozen=True)
-class Term:
+class GlossaryTerm:
     """A term and its meaning."""
 
     name: str
@@ -115,95 +74,95 @@ class Term:
 
 
 TERMS = (
-    Term(
+    GlossaryTerm(
         "PSNR",
         "Peak signal-to-noise ratio: how small the differences between the pixels of two images are, in decibels (dB). "
         "Higher is more alike; around 20 dB a person recognises most of an image. An exact copy has 100 dB here.",
         "psnr",
     ),
-    Term(
+    GlossaryTerm(
         "SSIM",
         "Structural similarity: how alike edges and textures of two images are, from about 0 (nothing in common) to 1 "
         "(the same image).",
         "ssim",
     ),
-    Term(
+    GlossaryTerm(
         "RMSE",
         "Root mean squared error: how far apart the pixels of two images are on average, where black is 0 and white "
         "is 1. Lower is more alike.",
         "rmse",
     ),
-    Term(
+    GlossaryTerm(
         "LPIPS",
         "A distance between two images as a trained network perceives them, which follows human judgement better than "
         "pixels do. Lower is more alike.",
         "lpips",
     ),
-    Term(
+    GlossaryTerm(
         "update",
         "What a client sends after training on its private data: the change of each weight of the model. The attacks "
         "reconstruct the data from it.",
         also=("updates",),
     ),
-    Term(
+    GlossaryTerm(
         "secure aggregation",
         "A protocol that gives the server only the sum of the clients' updates, and none of them alone.",
     ),
-    Term(
+    GlossaryTerm(
         "gate",
         "The limits of the plan: the score from which an image counts as recovered, the share of images that may be "
         "recovered, how often a message may name its records, and the success that a certificate may allow.",
     ),
-    Term(
+    GlossaryTerm(
         "inconclusive",
         "No leak was shown, and no certificate rules one out. It is not a pass.",
     ),
-    Term(
+    GlossaryTerm(
         "singling out",
         "Finding out from a message which of several similar records was trained on. European data-protection "
         "authorities name it first among three ways in which anonymisation fails (Article 29 Working Party, "
         "Opinion 05/2014).",
         also=("singles out", "single out", "singled out"),
     ),
-    Term(
+    GlossaryTerm(
         "candidate game",
         "An adversary gets the message and many similar images, one of them trained on, and names the one that fits "
         "the message best.",
         also=("candidate games",),
     ),
-    Term(
+    GlossaryTerm(
         "control",
         "The same game for records that were not trained on. If it names these as well, it shows similarity and not "
         "training.",
     ),
-    Term(
+    GlossaryTerm(
         "certificate",
         "A proven upper bound on the success of any adversary in naming a record, under listed assumptions, "
         "which are tested if possible.",
         also=("certificates",),
     ),
-    Term("base rate", "The success in naming a record without the message: one in 1,000."),
-    Term(
+    GlossaryTerm("base rate", "The success in naming a record without the message: one in 1,000."),
+    GlossaryTerm(
         "advantage",
         "The share of hits minus the share of false alarms of the best test that says whether a record was used. 0 % "
         "is a blind guess.",
     ),
-    Term(
+    GlossaryTerm(
         "epsilon",
         "The customary measure of differential privacy, stated with a small probability delta. Lower is more private.",
     ),
-    Term(
+    GlossaryTerm(
         "blind guess",
         "An image made without looking at the message, such as plain grey. An image that is no better than this does "
         "not count as recovered.",
     ),
-    Term(
+    GlossaryTerm(
         "energy",
         "How badly an image explains the message, as one attack measures it. The attack looks for the lowest energy. "
         "Energies of different attacks cannot be compared.",
         also=("energies",),
     ),
-    Term(
+    GlossaryTerm(
         "oracle",
         "Knowledge that a real adversary does not have, such as the true labels. Figures that depend on it decide "
         "nothing.",
@@ -215,7 +174,7 @@ TERMS = (
 class Glossary:
     """Links for the terms of one page: each term is linked the first time that the page uses it."""
 
-    terms: Sequence[Term]
+    terms: Sequence[GlossaryTerm]
     _linked: set[str] = field(default_factory=set)
 
     @classmethod
@@ -233,16 +192,13 @@ class Glossary:
         html = str(escape(text))
         for term in self.terms:
             if term.name not in self._linked:
-                html, times = _pattern(term).subn(_linked(term), html, count=1)
+                link = rf'<a class="term" href="#{term.anchor}">\1</a>'
+                html, times = _pattern(term).subn(link, html, count=1)
                 self._linked |= {term.name} if times else set()
         return Markup(html)
 
 
-def _pattern(term: Term) -> re.Pattern[str]:
+def _pattern(term: GlossaryTerm) -> re.Pattern[str]:
     """Return a pattern for the term or one of its forms: not a part of another word, and not inside a tag."""
     forms = "|".join(sorted(map(re.escape, (term.name, *term.also)), key=len, reverse=True))
     return re.compile(rf"(?<![\w&#/\"=.-])({forms})(?![\w-]|\.\w)(?![^<]*(?:>|</a>))", re.IGNORECASE)
-
-
-def _linked(term: Term) -> str:
-    return rf'<a class="term" href="#{term.anchor}">\1</a>'

@@ -11,21 +11,20 @@ from pathlib import Path
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
 from fedglass.core.scale import Scale
-from fedglass.report import evidence as certificates
-from fedglass.report import evidence as singling_out
 from fedglass.report import sections
-from fedglass.report.glossary import Glossary, Label, doubts_by_question, flag_labels
-from fedglass.report.page import Album, Cell, Names, Pair, Table, message_name, render, short_names, write_page
+from fedglass.report.evidence import certificate_facts, certificates_of, game_facts, games_of
+from fedglass.report.glossary import Glossary, doubts_by_question
+from fedglass.report.page import Album, Names, PageTable, Pair, TableCell, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
 from fedglass.report.threat import threat_section
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
-from fedglass.verdict.flags import with_refutations
+from fedglass.verdict.flags import flags_of, with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
-from fedglass.verdict.records import Picture, Record
-from fedglass.verdict.summary import Case, by_attack, by_view, rank, read_summary, scales_of
-from fedglass.verdict.texts import count, percent
+from fedglass.verdict.records import Picture, Record, grouped
+from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read_summary, scales_of
+from fedglass.verdict.texts import Flag, count, percent
 
 LONGEST_PLAN = 2**20
 
@@ -90,16 +89,16 @@ FILM = "steps of the refinement"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CaseDetails:
     """One record as the page shows it in full."""
 
     record: Record
     view: str
     score: str
     tone: str
-    flags: Sequence[Label]
+    flags: Sequence[Flag]
     pairs: Sequence[Pair]
-    facts: Table
+    facts: PageTable
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
@@ -123,6 +122,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     plan = plan_text(directory)
     evidence = _all_evidence(records, gate, scales, album, names)
     glossary = Glossary.of(scales)
+    reprs = dict.fromkeys((record.attack, record.attack_repr) for record in records)
     return render(
         "audit.html",
         title=title_of(plan),
@@ -133,8 +133,8 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         worst=worst,
         unscored=unscored,
         more_unscored=more_unscored,
-        games=singling_out.games_of(records, gate, names),
-        certificates=certificates.certificates_of(records, gate, names),
+        games=games_of(records, gate, names),
+        certificates=certificates_of(records, gate, names),
         exact=exact_lines(attacks, gate, names),
         threat=threat_section(attacks or records, names),
         owners=images_by_owner(records, gate, names),
@@ -153,7 +153,7 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         evidence=evidence,
         repeated=any(record.repeat for record in records),
         holes=album.holes,  # known when all pictures have been asked for
-        attacks=Table(["attack", "exactly as played"], [[a, r] for a, r in _reprs(records)]),
+        attacks=PageTable(["attack", "exactly as played"], [list(pair) for pair in reprs]),
         versions=sections.versions_table(records),
         plan=plan,
         digest=claimed_digest(directory),
@@ -193,13 +193,13 @@ def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, 
     return pairs
 
 
-def _origin(case: Case, names: Names) -> list[str]:
+def _origin(case: ScoredImage, names: Names) -> list[str]:
     """Return the attack, the message and the client of an image."""
     client = case.owner or case.client
     return [case.attack, message_name(case, names), *([] if client in names[case.view] else [client])]
 
 
-def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
+def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
     """Return one image of a record; `lines` name its origin."""
     scores = {name: scales[name].show(value) for name, value in case.scores.items()}
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
@@ -225,7 +225,7 @@ def _pair(case: Case, picture: Picture, gate: Gate, scales: Scales, album: Album
     )
 
 
-def _guess(case: Case, gate: Gate) -> list[str]:
+def _guess(case: ScoredImage, gate: Gate) -> list[str]:
     """Describe the best guess without the message by the gate's metric."""
     value, name = case.blind.get(gate.metric), case.blind_guess.get(gate.metric)
     if value is None:
@@ -233,26 +233,25 @@ def _guess(case: Case, gate: Gate) -> list[str]:
     return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
 
 
-def _all_evidence(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Evidence]:
+def _all_evidence(
+    records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names
+) -> list[CaseDetails]:
     """Return every record in full, the one with the most leaked image first, those without a score last."""
-    cases: dict[str, list[Case]] = {}
-    for case in rank(records, gate):
-        cases.setdefault(case.key, []).append(case)
+    cases = grouped(rank(records, gate), lambda case: case.key)
     order = {key: place for place, key in enumerate(cases)}
     ordered = sorted(records, key=lambda record: order.get(record.key, len(order)))
     evidence = []
     for record in ordered:
         score, tone = _score(record, gate)
         shown = [(c, c.picture) for c in cases.get(record.key, []) if c.picture is not None]
-        pairs = [_pair(c, picture, gate, scales, album, _image(c)) for c, picture in shown]
-        labels, facts = flag_labels(record, gate), _record_facts(record)
+        pairs = [
+            _pair(c, picture, gate, scales, album, [f"image {c.image}", *([c.owner] if c.owner else [])])
+            for c, picture in shown
+        ]
+        labels, facts = flags_of(record, gate), _record_facts(record)
         pairs = pairs or _unscored(record, album)
-        evidence.append(Evidence(record, message_name(record, names), score, tone, labels, pairs, facts))
+        evidence.append(CaseDetails(record, message_name(record, names), score, tone, labels, pairs, facts))
     return evidence
-
-
-def _image(case: Case) -> list[str]:
-    return [f"image {case.image}", *([case.owner] if case.owner else [])]
 
 
 def _score(record: Record, gate: Gate) -> tuple[str, str]:
@@ -313,7 +312,7 @@ def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
     return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values)
 
 
-def _record_facts(record: Record) -> Table:
+def _record_facts(record: Record) -> PageTable:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
         "energy reached" if record.energy_refined is None else "energy of the raw images": record.energy,
@@ -323,19 +322,15 @@ def _record_facts(record: Record) -> Table:
         "iterations": record.iterations,
         "peak memory (MiB)": record.peak_mib,
     }
-    rows: list[list[Cell | str]] = [["view", record.view], ["case", record.key], ["seed", str(record.seed)]]
+    rows: list[list[TableCell | str]] = [["view", record.view], ["case", record.key], ["seed", str(record.seed)]]
     rows.append(["time", f"{record.seconds:.1f} s"])
     rows += [[name, f"{value:.6g}"] for name, value in numbers.items() if value is not None]
     rows += [[name, " ".join(map(str, values))] for name, values in labels.items() if values]
     rows += [["exact method", read_exactly(record)]] if record.method else []
-    rows += [] if record.certificate is None else certificates.certificate_facts(record.certificate)
-    rows += [] if record.game is None else singling_out.game_facts(record.game)
+    rows += [] if record.certificate is None else certificate_facts(record.certificate)
+    rows += [] if record.game is None else game_facts(record.game)
     rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
     if record.identity_preserved:
         preserved = f"{sum(record.identity_preserved)} of {len(record.identity_preserved)} refined images"
         rows.append(["still nearest to the same true image", preserved])
-    return Table(["", ""], rows)
-
-
-def _reprs(records: Sequence[Record]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((record.attack, record.attack_repr) for record in records))
+    return PageTable(["", ""], rows)

@@ -20,8 +20,9 @@ from PIL import Image
 from fedglass import __version__
 from fedglass.core.errors import UsageError
 from fedglass.core.files import RefusedFile, read_file, write_atomic
+from fedglass.verdict.doubts import Severity
 from fedglass.verdict.records import Record
-from fedglass.verdict.summary import Case
+from fedglass.verdict.summary import ScoredImage
 from fedglass.verdict.texts import percent
 
 LARGEST = 8 * 2**20
@@ -112,7 +113,7 @@ def _png_size(data: bytes) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A table cell: its text, a quieter note after it, and a badge such as `oracle`."""
 
     text: str
@@ -123,11 +124,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; the first cell of a row is its heading. On a phone each row becomes a card."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+    rows: Sequence[Sequence[TableCell | str]]
     caption: str = ""
 
 
@@ -147,6 +148,16 @@ class Pair:
     film: InlinePicture | None = None
     """Intermediate pictures of the refinement side by side."""
     film_caption: str = ""
+
+
+def tone(severity: Severity) -> str:
+    """Return the colour of a doubt."""
+    return {"serious": "leak", "warning": "inconclusive", "info": ""}[severity]
+
+
+def anchor(kind: str) -> str:
+    """Return the address of a doubt's explanation on the page."""
+    return f"doubt-{kind.replace('_', '-')}"
 
 
 def unbroken(text: str) -> str:
@@ -169,7 +180,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters["unbroken"] = unbroken
+    templates.filters.update(unbroken=unbroken, tone=tone, anchor=anchor)
     return templates
 
 
@@ -223,7 +234,7 @@ def some(texts: Sequence[str], limit: int = 6) -> list[str]:
     return distinct if more <= 0 else [*distinct[:limit], f"and {more} more of this kind"]
 
 
-def message_name(record: Record | Case, names: Names) -> str:
+def message_name(record: Record | ScoredImage, names: Names) -> str:
     """Return the short name of a record's message, with the round unless the name has it."""
     view = names[record.view]
     return view if "round" in view else f"{view}, round {record.round}"

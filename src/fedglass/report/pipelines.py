@@ -15,9 +15,8 @@ from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from fedglass import __version__
-from fedglass.report.glossary import anchor
 from fedglass.report.html import judged_by, records_of
-from fedglass.report.page import write_page
+from fedglass.report.page import anchor, write_page
 from fedglass.verdict.directory import PLAN
 from fedglass.verdict.doubts import Severity
 from fedglass.verdict.flags import flags_of
@@ -25,7 +24,7 @@ from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, judge, reads
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import QUESTIONS, count, percent
+from fedglass.verdict.texts import count, percent
 
 Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
 """`allowed`: an attack recovered images, but no larger share than the gate allows. `none`: an attack recovered nothing,
@@ -206,20 +205,6 @@ KINDS: dict[Kind, tuple[str, str, str]] = {
 """Kind of a result that is a finding by itself -> its rule, level and description."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One SARIF result: its rule, its text and its record."""
-
-    rule: str
-    level: str
-    description: str
-    """Description of the rule."""
-    text: str
-    record: Record
-    place: str
-    """The case as text."""
-
-
 def write_sarif(directory: Path, path: Path) -> Path:
     """Write the records of an audit directory as SARIF, and return the path."""
     records = records_of(directory)
@@ -230,19 +215,19 @@ def write_sarif(directory: Path, path: Path) -> Path:
 
 def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dict[str, Any]:
     """Return the log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
-    outcomes = outcomes_of(records, gate)
-    findings = [finding for outcome in outcomes for finding in _findings(outcome, gate)]
-    rules = {finding.rule: finding for finding in reversed(findings)}
+    outcomes, rules, results = outcomes_of(records, gate), dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    for outcome in outcomes:
+        for rule, level, description, text in _findings(outcome, gate):
+            facts = {"shortDescription": message(description), "defaultConfiguration": {"level": level}}
+            rules.setdefault(rule, {"id": rule, **facts})
+            results.append(_result(outcome, rule, level, text))
     order = sorted(rules)
-    driver = {
-        "name": "fedglass",
-        "version": __version__,
-        "rules": [_rule(rules[name]) for name in order],
-    }
+    for result in results:
+        result["ruleIndex"] = order.index(result["ruleId"])
     run = {
-        "tool": {"driver": driver},
+        "tool": {"driver": {"name": "fedglass", "version": __version__, "rules": [rules[name] for name in order]}},
         "invocations": [_invocation(judge(records, gate, missing), outcomes, unfinished(missing, records))],
-        "results": [_result(finding, order.index(finding.rule)) for finding in findings],
+        "results": results,
         "columnKind": "unicodeCodePoints",
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -258,38 +243,29 @@ def message(text: str) -> dict[str, str]:
     return {"text": plain.replace("[", "\\[").replace("]", "\\]")}
 
 
-def _findings(outcome: Outcome, gate: Gate) -> Iterator[Finding]:
-    record, flags = outcome.record, flags_of(outcome.record, gate)
+def _findings(outcome: Outcome, gate: Gate) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the findings of a record: rule, level, description of the rule, and text."""
+    flags = flags_of(outcome.record, gate)
     # A serious doubt that explains an inconclusive case is the finding itself.
     explained = outcome.kind == "inconclusive" and any(flag.severity == "serious" for flag in flags)
     if outcome.kind in KINDS and not explained:
-        rule, level, description = KINDS[outcome.kind]
-        yield Finding(rule, level, description, outcome.sentence, record, outcome.title)
+        yield *KINDS[outcome.kind], outcome.sentence
     for flag in flags:
-        description = f"{QUESTIONS[flag.question]} Doubt: {flag.name}."
-        yield Finding(anchor(flag.kind), LEVELS[flag.severity], description, flag.advice, record, outcome.title)
+        yield anchor(flag.kind), LEVELS[flag.severity], f"{flag.question.value} Doubt: {flag.name}.", flag.advice
 
 
-def _rule(finding: Finding) -> dict[str, Any]:
-    return {
-        "id": finding.rule,
-        "shortDescription": message(finding.description),
-        "defaultConfiguration": {"level": finding.level},
-    }
-
-
-def _result(finding: Finding, index: int) -> dict[str, Any]:
-    record = finding.record
-    logical = {"name": record.attack, "fullyQualifiedName": f"{record.attack}: {finding.place}"}
+def _result(outcome: Outcome, rule: str, level: str, text: str) -> dict[str, Any]:
+    place = f"{outcome.record.attack}: {outcome.title}"
     # The copy in the audit directory: the place of the user's own file stays private.
     physical = {"artifactLocation": {"uri": PLAN}, "region": {"startLine": 1}}
+    logical = {"name": outcome.record.attack, "fullyQualifiedName": place}
     return {
-        "ruleId": finding.rule,
-        "ruleIndex": index,
-        "level": finding.level,
-        "message": message(f"{record.attack}: {finding.place}. {finding.text}"),
+        "ruleId": rule,
+        "ruleIndex": 0,
+        "level": level,
+        "message": message(f"{place}. {text}"),
         "locations": [{"physicalLocation": physical, "logicalLocations": [logical]}],
-        "partialFingerprints": {"fedglassCase/v1": f"{record.key}/{finding.rule}"},
+        "partialFingerprints": {"fedglassCase/v1": f"{outcome.record.key}/{rule}"},
     }
 
 

@@ -6,23 +6,22 @@ Each is a plain value, computed from the records alone.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from fedglass.core.scale import Scale
 from fedglass.core.text import AFTER_ROUND
-from fedglass.report.charts import Dot, energy_chart, interval_plot, sweep_chart, trade_off
-from fedglass.report.glossary import Label
-from fedglass.report.page import Cell, Names, Table, by_text, message_name, some
+from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
+from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
 from fedglass.verdict.doubts import Kind
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import Record
-from fedglass.verdict.summary import Case, Group, Interval
-from fedglass.verdict.texts import count, percent
+from fedglass.verdict.records import Record, grouped
+from fedglass.verdict.summary import AttackFigures, ScoredImage
+from fedglass.verdict.texts import Flag, count, percent
 
 Scales = Mapping[str, Scale]
 """Metric -> its scale."""
@@ -32,56 +31,59 @@ CHARTS = 12
 
 
 @dataclass(frozen=True)
-class Figure:
+class ChartFigure:
     """A chart with its title and note."""
 
     title: str
     svg: Markup
     note: str = ""
-    labels: Sequence[Label] = ()
+    labels: Sequence[Flag] = ()
     """Doubts about the shown figures."""
 
 
-def figures_table(groups: Sequence[Group], gate: Gate, scales: Scales, names: Names) -> Table:
+def figures_table(groups: Sequence[AttackFigures], gate: Gate, scales: Scales, names: Names) -> PageTable:
     """Return counts, shares recovered and every metric, with intervals."""
     metrics = metric_names(groups, gate)
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
     titles = [scales[m].title + (" ↑" if scales[m].higher_leaks else " ↓") for m in metrics]
     columns = [named, "cases", "recovered", *titles, "labels wrong", "time per case"]
-    return Table(columns, [_figures_row(group, metrics, scales, names) for group in groups])
+    return PageTable(columns, [_figures_row(group, metrics, scales, names) for group in groups])
 
 
-def metric_plots(groups: Sequence[Group], gate: Gate, scales: Scales) -> list[Figure]:
+def metric_plots(groups: Sequence[AttackFigures], gate: Gate, scales: Scales) -> list[ChartFigure]:
     """Return one interval plot per metric, the gate's first."""
     plots = []
     for metric in metric_names(groups, gate):
-        scale, shown = scales[metric], [g for g in groups if metric in g.metrics]
-        dots = [_dot(g, g.metrics[metric], scale.show(g.metrics[metric].mean)) for g in shown]
+        scale, means = scales[metric], {g.attack: g.metrics[metric] for g in groups if metric in g.metrics}
+        rows = [ChartRow(a, scale.show(m.mean), [m.mean], low=m.low, high=m.high) for a, m in means.items()]
         limit = gate.threshold if metric == gate.metric else None
         note = f"Shaded: recovered ({gate.rule})." if limit is not None else ""
         side = "higher" if scale.higher_leaks else "lower"
-        svg = interval_plot(f"Mean {scale.title} of each attack", dots, limit, scale.higher_leaks)
-        plots.append(Figure(f"{scale.title} ({side} = more leaked)", svg, note))
+        svg = interval_plot(f"Mean {scale.title} of each attack", rows, limit, scale.higher_leaks)
+        plots.append(ChartFigure(f"{scale.title} ({side} = more leaked)", svg, note))
     return plots
 
 
-def energy_figures(records: Sequence[Record], groups: Sequence[Group], names: Names) -> tuple[list[Figure], int]:
+def energy_figures(
+    records: Sequence[Record], groups: Sequence[AttackFigures], names: Names
+) -> tuple[list[ChartFigure], int]:
     """Return energy curves by attack and view, and the number of omitted charts."""
     order = {group.attack: place for place, group in enumerate(groups)}
-    parts: dict[tuple[str, str], list[Record]] = {}
-    for record in sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order))):
-        parts.setdefault((record.attack, record.view), []).append(record)
+    traced = sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order)))
+    parts = grouped(traced, lambda record: (record.attack, record.view))
     figures = [_energy(attack, names[view], chosen) for (attack, view), chosen in list(parts.items())[:CHARTS]]
     return figures, len(parts) - len(figures)
 
 
-def utility_table(groups: Sequence[Group], gate: Gate, names: Names) -> tuple[Table | None, Figure | None]:
+def utility_table(
+    groups: Sequence[AttackFigures], gate: Gate, names: Names
+) -> tuple[PageTable | None, ChartFigure | None]:
     """Return the quality of the model next to the leak, and a plot if the models differ."""
     kinds = list(dict.fromkeys(name for group in groups for name in group.utility))
     if not kinds:
         return None, None
     title = gate.scale.title
-    rows: list[list[Cell | str]] = [
+    rows: list[list[TableCell | str]] = [
         [
             _name(g, names),
             *(_plain(g.utility.get(kind)) for kind in kinds),
@@ -96,20 +98,20 @@ def utility_table(groups: Sequence[Group], gate: Gate, names: Names) -> tuple[Ta
             series.setdefault(g.attack, []).append((g.utility[kinds[0]], g.metrics[gate.metric].mean))
     plot = None
     if len({x for points in series.values() for x, _ in points}) > 1:
-        plot = Figure(f"{title} against {kinds[0]}", trade_off("Utility and leakage", series, kinds[0], title))
-    return Table(["attack", *kinds, "recovered", title], rows), plot
+        plot = ChartFigure(f"{title} against {kinds[0]}", trade_off("Utility and leakage", series, kinds[0], title))
+    return PageTable(["attack", *kinds, "recovered", title], rows), plot
 
 
-def versions_table(records: Sequence[Record]) -> Table:
+def versions_table(records: Sequence[Record]) -> PageTable:
     """Return the versions of all parts; several in a row mean that versions were mixed."""
     versions: dict[str, dict[str, None]] = {}
     for record in records:
         for name, version in record.versions.items():
             versions.setdefault(name, {})[version] = None
-    return Table(["part", "version"], [[name, ", ".join(values)] for name, values in versions.items()])
+    return PageTable(["part", "version"], [[name, ", ".join(values)] for name, values in versions.items()])
 
 
-def metric_names(groups: Sequence[Group], gate: Gate) -> list[str]:
+def metric_names(groups: Sequence[AttackFigures], gate: Gate) -> list[str]:
     """Return every metric of the groups, the gate's first."""
     names = dict.fromkeys(name for group in groups for name in group.metrics)
     return sorted(names, key=lambda name: name != gate.metric)
@@ -121,78 +123,78 @@ def skipped_metrics(records: Sequence[Record], scales: Scales) -> list[tuple[str
     return [(scales[name].title, why) for name, why in skipped]
 
 
-def _figures_row(group: Group, metrics: Sequence[str], scales: Scales, names: Names) -> list[Cell | str]:
+def _figures_row(group: AttackFigures, metrics: Sequence[str], scales: Scales, names: Names) -> list[TableCell | str]:
     cases = f"{group.cases}" + (f" ({group.failed} failed)" if group.failed else "")
     labels = "n/a" if group.label_errors is None else f"{group.label_errors} of {group.labels}"
     means = [_mean(group, metric, scales[metric]) for metric in metrics]
     return [_name(group, names), cases, _share(group), *means, labels, f"{group.seconds:.1f} s"]
 
 
-def _name(group: Group, names: Names) -> Cell:
+def _name(group: AttackFigures, names: Names) -> TableCell:
     view = "" if group.view is None else names[group.view]
-    return Cell(group.attack, note=view, badge="oracle" if group.oracle else "", tone="inconclusive")
+    return TableCell(group.attack, note=view, badge="oracle" if group.oracle else "", tone="inconclusive")
 
 
-def _share(group: Group) -> Cell:
+def _share(group: AttackFigures) -> TableCell:
     if group.share is None:
-        return Cell("n/a")
+        return TableCell("n/a")
     low, high = group.share.low or 0.0, 1.0 if group.share.high is None else group.share.high
-    return Cell(f"{group.recovered} of {group.images}", note=f"{percent(round(low, 2))} to {percent(round(high, 2))}")
+    return TableCell(
+        f"{group.recovered} of {group.images}", note=f"{percent(round(low, 2))} to {percent(round(high, 2))}"
+    )
 
 
-def _mean(group: Group, metric: str, scale: Scale) -> Cell:
+def _mean(group: AttackFigures, metric: str, scale: Scale) -> TableCell:
     mean = group.metrics.get(metric)
     if mean is None:
-        return Cell("n/a")
+        return TableCell("n/a")
     if mean.low is None or mean.high is None:
-        return Cell(scale.show(mean.mean), note="one image, no interval")
+        return TableCell(scale.show(mean.mean), note="one image, no interval")
     star = "*" if mean.resampled == "images" else ""
-    return Cell(scale.show(mean.mean), note=f"{mean.low:.{scale.digits}f} to {mean.high:.{scale.digits}f}{star}")
+    return TableCell(scale.show(mean.mean), note=f"{mean.low:.{scale.digits}f} to {mean.high:.{scale.digits}f}{star}")
 
 
-def _dot(group: Group, mean: Interval, text: str) -> Dot:
-    return Dot(group.attack, text, mean.mean, mean.low, mean.high)
-
-
-def _energy(attack: str, view: str, records: Sequence[Record]) -> Figure:
+def _energy(attack: str, view: str, records: Sequence[Record]) -> ChartFigure:
     truth = [r.energy_truth for r in records if r.energy_truth is not None]
     blind = [r.energy_blind for r in records if r.energy_blind is not None]
     iterations = [r.iterations for r in records if r.iterations is not None]
     curves = [r.trace for r in records]
     svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(iterations) if iterations else None)
-    return Figure(attack, svg, view)
+    return ChartFigure(attack, svg, view)
 
 
 def _plain(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3g}"
 
 
-def read_exactly(read: Record | Case) -> str:
+def read_exactly(read: Record | ScoredImage) -> str:
     """Return the exact method that read an image, and whether the result was verified."""
     return f"read by {read.method}" + ("; verified: it explains the message" if read.explains else "; not verified")
 
 
 def exact_lines(records: Sequence[Record], gate: Gate, names: Names) -> list[tuple[str, str]]:
     """Return what exact attacks read from each message, or why they read nothing."""
-    return by_text((text, message_name(record, names)) for record in records for text in _exact_texts(record, gate))
-
-
-def _exact_texts(record: Record, gate: Gate) -> list[str]:
-    if record.method:
-        return [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
-    return [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
+    lines = []
+    for record in records:
+        texts = [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
+        if record.method:
+            texts = [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
+        lines += [(text, message_name(record, names)) for text in texts]
+    return by_text(lines)
 
 
 ROUND = "round"
 
 
-def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list[Figure]:
+def sweep_figures(records: Sequence[Record], gate: Gate, scales: Scales) -> list[ChartFigure]:
     """Return one chart for each swept option and metric that has a blind guess, the gate's metric first.
 
     Rounds count as swept if an audit looks at several.
     """
     figures = []
-    for option in dict.fromkeys((*(name for record in records for name in record.swept), *_rounds(records))):
+    swept = [name for record in records for name in record.swept]
+    swept += [ROUND] if len({record.round for record in records}) > 1 else []
+    for option in dict.fromkeys(swept):
         chosen = [record for record in records if option in _places(record) and record.status == "done"]
         metrics = dict.fromkeys(name for record in chosen for name in record.metrics if name in record.blind)
         for metric in sorted(metrics, key=lambda name: name != gate.metric):
@@ -206,31 +208,22 @@ def _places(record: Record) -> dict[str, float]:
     return {**record.swept, ROUND: float(record.round)}
 
 
-def _rounds(records: Sequence[Record]) -> list[str]:
-    return [ROUND] if len({record.round for record in records}) > 1 else []
+def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales, note: str) -> ChartFigure:
+    rows = [(record, _places(record)[option]) for record in records]
+    places = sorted({place for _, place in rows})
 
+    def means(
+        values: Callable[[Record], Mapping[str, Sequence[float | None]]], attack: str | None = None
+    ) -> list[float | None]:
+        chosen = [(values(record).get(metric, ()), at) for record, at in rows if attack in (None, record.attack)]
+        return [_finite_mean(v for figures, at in chosen if at == place for v in figures) for place in places]
 
-def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales, note: str) -> Figure:
-    at = [_places(record)[option] for record in records]
-    places = sorted(set(at))
-    attacks = dict.fromkeys(record.attack for record in records)
-    rows = list(zip(records, at, strict=True))
-    series = {
-        attack: [
-            _finite_mean(
-                v for r, where in rows if (r.attack, where) == (attack, place) for v in r.metrics.get(metric, ())
-            )
-            for place in places
-        ]
-        for attack in attacks
-    }
-    blind = [
-        _finite_mean(v for r, where in rows if where == place for v in r.blind.get(metric, ())) for place in places
-    ]
+    series = {attack: means(lambda r: r.metrics, attack) for attack in dict.fromkeys(r.attack for r in records)}
+    blind = means(lambda r: r.blind)
     axis, title = option.replace("_", " "), scales[metric].title
     svg = sweep_chart(f"{title} over {axis}", places, series, blind, f"{axis} (at equal distances)", title)
     side = "higher" if scales[metric].higher_leaks else "lower"
-    return Figure(f"{title} over {axis} ({side} = more leaked)", svg, note)
+    return ChartFigure(f"{title} over {axis} ({side} = more leaked)", svg, note)
 
 
 def _finite_mean(values: Iterable[float | None]) -> float | None:
@@ -254,25 +247,20 @@ READERS = {"server": "anyone with access to the server", "aggregate": "anyone wi
 """Standpoint -> who can run such an attack."""
 
 
-def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> Table | None:
+def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> PageTable | None:
     """Return, for each view, how many images of each client were recovered; None if the owners are unknown."""
-    views: dict[str, list[Record]] = {}
-    for record in records:
-        if record.status == "done" and record.owners and not is_mute(record):
-            views.setdefault(record.view, []).append(record)
+    owned = [record for record in records if record.status == "done" and record.owners and not is_mute(record)]
+    views = grouped(owned, lambda record: record.view)
     rows = [_row(names[view], group, gate) for view, group in views.items()]
-    return Table(["view", "who could do this", "recovered", "by client"], rows) if rows else None
+    return PageTable(["view", "who could do this", "recovered", "by client"], rows) if rows else None
 
 
-def _row(name: str, records: Sequence[Record], gate: Gate) -> list[Cell | str]:
-    owners, recovered = records[0].owners, _recovered(records, gate)
+def _row(name: str, records: Sequence[Record], gate: Gate) -> list[TableCell | str]:
+    owners = records[0].owners
+    # The images that an attack recovered in at least one repeat.
+    recovered = {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
     by_client = [_share_of(client, owners, recovered) for client in dict.fromkeys(owners)]
     return [name, _reader(records[0]), f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))]
-
-
-def _recovered(records: Sequence[Record], gate: Gate) -> set[int]:
-    """Return the images that an attack recovered in at least one repeat."""
-    return {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
 
 
 def _share_of(client: str, owners: Sequence[str], recovered: set[int]) -> str:

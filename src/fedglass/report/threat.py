@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from fedglass.report.page import Cell, Names, Table, some
+from fedglass.report.page import Names, PageTable, TableCell, some
 from fedglass.verdict.records import KnownFact, Record
 from fedglass.verdict.texts import count
 from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Sight, ThreatModel
@@ -112,9 +112,9 @@ class ThreatSection:
 
     adversaries: Sequence[Adversary]
     attacks: Sequence[str]
-    common: Table
+    common: PageTable
     """Facts that all adversaries know."""
-    differences: Table | None
+    differences: PageTable | None
     """Facts that only some of them know."""
     defences: Sequence[tuple[str, Sequence[str]]]
     """The defences of the messages, with the views that have them where views differ."""
@@ -128,7 +128,7 @@ def threat_section(records: Sequence[Record], names: Names) -> ThreatSection:
     return ThreatSection(
         adversaries=[_adversary(standpoint, records, names) for standpoint in model.standpoints],
         attacks=model.attacks,
-        common=Table(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
+        common=PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
         differences=_differences(model, names),
         defences=_defences(records, names),
         rounds=_rounds(records),
@@ -162,7 +162,7 @@ def _crowd(standpoint: str, records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _differences(model: ThreatModel, names: Names) -> Table | None:
+def _differences(model: ThreatModel, names: Names) -> PageTable | None:
     """Return a row for each distinct set of facts that not all adversaries know."""
     columns = model.different_names
     if not columns:
@@ -171,22 +171,22 @@ def _differences(model: ThreatModel, names: Names) -> Table | None:
         [_views_cell(sights, model, names), *(_cell(facts.get(name)) for name in columns)]
         for sights, facts in model.differences
     ]
-    return Table(["view", *(name.replace("_", " ") for name in columns)], rows)
+    return PageTable(["view", *(name.replace("_", " ") for name in columns)], rows)
 
 
-def _views_cell(sights: Sequence[Sight], model: ThreatModel, names: Names) -> Cell:
+def _views_cell(sights: Sequence[Sight], model: ThreatModel, names: Names) -> TableCell:
     """Return the views of these sights, and their attacks where these are not all of the audit's."""
     group = ThreatModel(sights)
     everywhere = len(group.views) == len(model.views) > 1
     text = "all views" if everywhere else "; ".join(some([names[view] for view in group.views]))
-    return Cell(text, note="" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks)))
+    return TableCell(text, note="" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks)))
 
 
-def _cell(fact: KnownFact | None) -> Cell:
+def _cell(fact: KnownFact | None) -> TableCell:
     """Return a fact, with a badge where no real adversary has it."""
     if fact is None:
-        return Cell("")
-    return Cell(fact.text, badge="oracle" if fact.oracle else "", tone="inconclusive")
+        return TableCell("")
+    return TableCell(fact.text, badge="oracle" if fact.oracle else "", tone="inconclusive")
 
 
 def _defences(records: Sequence[Record], names: Names) -> list[tuple[str, Sequence[str]]]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.report.page import Album, InlinePicture, render, write_page
-from fedglass.report.page import Cell as TableCell
-from fedglass.report.page import Table as PageTable
+from fedglass.report.page import Album, InlinePicture, PageTable, TableCell, render, write_page
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.charts import charts_of, describe_setting, join_setting
 from fedglass.reproduce.compare import (

@@ -70,10 +70,6 @@ class RecordFile:
         records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
         return [*records, Record.model_validate_json(tail)] if _is_complete(tail) else records
 
-    def keys_done(self) -> set[str]:
-        """Return the keys of the cases that need not run again."""
-        return {record.key for record in self.read() if record.status == "done"}
-
     def _parse(self, line: bytes, number: int) -> Record:
         try:
             return Record.model_validate_json(line)

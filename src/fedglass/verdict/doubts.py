@@ -16,29 +16,29 @@ Severity = Literal["info", "warning", "serious"]
 class Question(enum.Enum):
     """The question that a doubt is about, in the order of a report."""
 
-    MESSAGE = "message"
-    COVERAGE = "coverage"
-    PROTECTION = "protection"
-    SINGLING_OUT = "singling_out"
-    ATTACK = "attack"
-    PICTURES = "pictures"
+    MESSAGE = "Is the message what was declared?"
+    COVERAGE = "Was everything audited that left the clients?"
+    PROTECTION = "Is the protection as declared, and is it strong enough?"
+    SINGLING_OUT = "Does the message single out its records?"
+    ATTACK = "Did the attack have a fair chance?"
+    PICTURES = "What do the pictures show?"
 
 
 class Kind(enum.StrEnum):
     """A reason to read a figure with care, or to trust a certificate less."""
 
-    # Question.MESSAGE: is the message what was declared?
+    # Question.MESSAGE
     ZERO_UPDATE = "zero_update"
     NON_FINITE_UPDATE = "non_finite_update"
     NOT_AS_DECLARED = "not_as_declared"
     NOT_REPLAYED = "not_replayed"
     WRONG_COUNT = "wrong_count"
-    # Question.COVERAGE: was everything audited that left the clients?
+    # Question.COVERAGE
     STATISTICS_SENT = "statistics_sent"
     MORE_ROUNDS = "more_rounds"
     CLIENTS_NOT_AUDITED = "clients_not_audited"
     EXTRA_PAYLOAD = "extra_payload"
-    # Question.PROTECTION: does the protection hold?
+    # Question.PROTECTION
     NO_NOISE = "no_noise"
     DEFENCE_NOT_NAMED = "defence_not_named"
     DEFENCE_NOT_BOUNDED = "defence_not_bounded"
@@ -47,14 +47,14 @@ class Kind(enum.StrEnum):
     WEAK_CERTIFICATE = "weak_certificate"
     CERTIFICATE_REFUTED = "certificate_refuted"
     DECLARATION_TRUSTED = "declaration_trusted"
-    # Question.SINGLING_OUT: does the message single out its records?
+    # Question.SINGLING_OUT
     NO_CANDIDATES = "no_candidates"
     FEW_CANDIDATES = "few_candidates"
     OTHER_DOMAIN = "other_domain"
     NO_CONTROL = "no_control"
     LOW_POWER = "low_power"
     GAME_NOT_PLAYED = "game_not_played"
-    # Question.ATTACK: did the attack have a fair chance?
+    # Question.ATTACK
     NO_EXACT_METHOD = "no_exact_method"
     NON_FINITE_STOP = "non_finite_stop"
     WRONG_LABELS = "wrong_labels"
@@ -64,7 +64,7 @@ class Kind(enum.StrEnum):
     OTHER_IMAGES_FIT = "other_images_fit"
     ORACLE_USED = "oracle_used"
     OUT_OF_TIME = "out_of_time"
-    # Question.PICTURES: what do the pictures show?
+    # Question.PICTURES
     PARTLY_RECOGNISABLE = "partly_recognisable"
     TRANSFORMED_MATCH = "transformed_match"
     NO_BETTER_THAN_GUESS = "no_better_than_guess"
@@ -76,10 +76,14 @@ class Kind(enum.StrEnum):
     NO_TRUTH = "no_truth"
 
 
-class Doubt(BaseModel):
-    """One reason, with the numbers and names for its sentence."""
+class Frozen(BaseModel):
+    """A value of a record or a summary: it cannot change, and unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Doubt(Frozen):
+    """One reason, with the numbers and names for its sentence."""
 
     kind: Kind
     details: dict[str, JsonValue] = Field(default_factory=dict)

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fedglass.core.scale import Scale
 from fedglass.core.text import TAKEN_AS_DISTINCT, some
-from fedglass.verdict.doubts import Doubt, Kind, Question, Severity, doubt
+from fedglass.verdict.doubts import Doubt, Kind, Severity, doubt
 from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import TABLE
+from fedglass.verdict.texts import TABLE, Flag
 
 NAMED = 3
 """Names of a list that a sentence spells out."""
@@ -29,42 +30,10 @@ DECLARED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
 """Doubts about a declaration; `gate.trust_declared` accepts them."""
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A doubt as text."""
-
-    kind: Kind
-    name: str
-    severity: Severity
-    text: str
-    step: str = ""
-    question: Question = Question.ATTACK
-
-    @property
-    def advice(self) -> str:
-        """The text with the next step."""
-        return f"{self.text} {self.step}".rstrip()
-
-
 def flag(doubt: Doubt) -> Flag:
-    """Return the text of a doubt, filled with its details."""
-    row = TABLE[doubt.kind]
-    details = _Filled({name: _shown(value) for name, value in doubt.details.items()})
-    return Flag(
-        doubt.kind,
-        row.title,
-        row.severity,
-        row.text.format_map(details).strip(),
-        row.step.format_map(details),
-        row.question,
-    )
-
-
-class _Filled(dict[str, str]):
-    """Details of a sentence; a missing detail becomes empty."""
-
-    def __missing__(self, key: str) -> str:
-        return ""
+    """Return the text of a doubt, filled with its details; a missing detail becomes empty."""
+    template, details = TABLE[doubt.kind], defaultdict(str, {name: _shown(v) for name, v in doubt.details.items()})
+    return replace(template, text=template.text.format_map(details).strip(), step=template.step.format_map(details))
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import BASE_RATE, Record
+from fedglass.verdict.records import BASE_RATE, Record, grouped
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
 MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
@@ -136,34 +136,22 @@ class Gate:
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """Return the attacks that have judged images, the one that leaked most first."""
-        scores: dict[str, list[float]] = {}
-        hits: dict[str, int] = {}
-        refined: dict[str, int] = {}
-        owners: dict[str, list[Hashable]] = {}
         oracle = {record.attack for record in records if record.oracle}
-        for record in attacks_in(records):
-            values = [v for v in self.scores(record) if v is not None]
-            if record.status == "done" and values and not is_mute(record):
-                scores.setdefault(record.attack, []).extend(values)
-                image_scores = ImageScores.of(record)
-                later = image_scores.by_refinement(self.metric, self.scale, self.threshold)
-                owners.setdefault(record.attack, []).extend(_owned(record))
-                hits[record.attack] = hits.get(record.attack, 0) + sum(self.hits(image_scores))
-                refined[record.attack] = refined.get(record.attack, 0) + sum(later)
-        tallies = [
-            Tally(
-                name,
-                len(v),
-                hits[name],
-                self.scale.best(v),
-                name in oracle,
-                refined[name],
-                len(set(owners[name])) < len(owners[name]),
-            )
-            for name, v in scores.items()
-        ]
+        done = [record for record in attacks_in(records) if record.status == "done" and not is_mute(record)]
+        scored = [record for record in done if any(value is not None for value in self.scores(record))]
+        by_attack = grouped(scored, lambda record: record.attack)
+        tallies = [self._tally(attack, chosen, attack in oracle) for attack, chosen in by_attack.items()]
         sign = 1 if self.scale.higher_leaks else -1
         return sorted(tallies, key=lambda t: (-t.share, -sign * t.best, t.attack))
+
+    def _tally(self, attack: str, records: Sequence[Record], oracle: bool) -> Tally:
+        values = [value for record in records for value in self.scores(record) if value is not None]
+        images = [ImageScores.of(record) for record in records]
+        recovered = sum(sum(self.hits(scores)) for scores in images)
+        refined = sum(sum(scores.by_refinement(self.metric, self.scale, self.threshold)) for scores in images)
+        owners = [owner for record in records for owner in _owned(record)]
+        repeated = len(set(owners)) < len(owners)
+        return Tally(attack, len(values), recovered, self.scale.best(values), oracle, refined, repeated)
 
     def exposes(self, record: Record) -> bool:
         """Return whether a candidate game names records beyond what the gate and its control allow."""
@@ -230,14 +218,13 @@ def known_scales(names: Iterable[str], scales: Mapping[str, Scale]) -> dict[str,
     >>> known_scales(["gone"], {})
     {'gone': Scale(title='gone', unit='', digits=3, higher_leaks=True, range=(None, None), sure=None, exact=None)}
     """
-    return {name: scales[name] if name in scales else _looked_up(name) for name in names}
-
-
-def _looked_up(metric: str) -> Scale:
-    try:
-        return scale_of(metric)
-    except UsageError:
-        return Scale(metric)
+    found = {}
+    for name in names:
+        try:
+            found[name] = scales[name] if name in scales else scale_of(name)
+        except UsageError:
+            found[name] = Scale(name)
+    return found
 
 
 UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)

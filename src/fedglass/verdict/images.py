@@ -36,6 +36,12 @@ def leaked_most(scale: Scale, *versions: Sequence[float | None]) -> list[float |
     return [scale.best(values) if values else None for values in by_image]
 
 
+def _lead(scale: Scale) -> float:
+    """Return the lead that an image needs over guesses and controls, towards the side that leaks."""
+    lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
+    return lead if scale.higher_leaks else -lead
+
+
 @dataclass(frozen=True, eq=False)
 class ImageScores:
     """The scores of a record's images, of guesses without the message, and of controls."""
@@ -74,11 +80,9 @@ class ImageScores:
     def passing(self, metric: str, scale: Scale) -> list[bool]:
         """Check which images pass their controls; without controls all do."""
         values = self.metrics.get(metric, [])
-        lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
-        ahead = lead if scale.higher_leaks else -lead
         beaten = [
             [
-                other is None or value is None or scale.beyond(value, other + ahead)
+                other is None or value is None or scale.beyond(value, other + _lead(scale))
                 for value, other in zip(values, control_values, strict=False)
             ]
             for control in self.controls.values()
@@ -118,8 +122,7 @@ class ImageScores:
 
     def ahead(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Check the same, but let a blend count for each image that it shows."""
-        lead = 0.0 if scale.sure is None else LEAD * abs(scale.sure[1] - scale.sure[0])
-        return self.earned(metric, scale, threshold, lead)
+        return self.earned(metric, scale, threshold, _lead(scale))
 
     def _one_of_each_blend(self, hits: list[bool], values: Sequence[float | None], scale: Scale) -> list[bool]:
         """Return the hits; of blends that share an image only the best remains."""
@@ -137,11 +140,10 @@ class ImageScores:
 
     def earned(self, metric: str, scale: Scale, threshold: float, lead: float = 0.0) -> list[bool]:
         """Check which images pass the threshold and beat every guess without the message by more than `lead`."""
-        ahead = lead if scale.higher_leaks else -lead
         guesses = [*self.blind.get(metric, []), *[None] * len(self.metrics.get(metric, []))]
         pairs = zip(self.values(metric, scale), self.beyond(metric, scale, threshold), guesses, strict=False)
         return [
-            over and (guess is None or math.isnan(guess) or scale.beyond(value or 0.0, guess + ahead))
+            over and (guess is None or math.isnan(guess) or scale.beyond(value or 0.0, guess + lead))
             for value, over, guess in pairs
         ]
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedglass.verdict.doubts import Doubt, Kind
-from fedglass.verdict.flags import Flag, doubts_of, flag, with_refutations
+from fedglass.verdict.flags import doubts_of, flag, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Game, Record
@@ -160,7 +160,8 @@ class _Evidence:
 def _leak(evidence: _Evidence) -> Verdict | None:
     gate = evidence.gate
     leaked = [tally for tally in evidence.tallies if tally.recovered]
-    read = [record for record in attacks_in(evidence.records) if reads(record) and not any_hit(record, gate)]
+    exact = [record for record in attacks_in(evidence.records) if reads(record)]
+    read = [record for record in exact if not any(gate.hits(ImageScores.of(record)))]
     if not leaked and not read:
         return None
     guilty = bool(read) or any(tally.share > gate.max_share for tally in leaked)
@@ -173,11 +174,6 @@ def _leak(evidence: _Evidence) -> Verdict | None:
 def reads(record: Record) -> bool:
     """Return whether an exact attack without oracle knowledge read images that explain the message."""
     return record.explains and not record.oracle
-
-
-def any_hit(record: Record, gate: Gate) -> bool:
-    """Return whether some image of a record counts as recovered."""
-    return any(gate.hits(ImageScores.of(record)))
 
 
 def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
@@ -236,19 +232,14 @@ def _inconclusive(evidence: _Evidence) -> Verdict:
         if oracle
         else ""
     )
-    reason = _reason(evidence)
+    doubts = [doubt for record in evidence.certificates for doubt in serious_doubts(record, evidence.gate)]
+    reason = flag(min(doubts, key=lambda doubt: PLACES[doubt.kind])) if doubts else None
     why = UNCHECKED.format(messages=count(len(evidence.uncertified), "message")) if reason is None else reason.text
     exit_code: ExitCode = 3 if evidence.gate.inconclusive_fails else 0
     step = "" if reason is None else reason.step
     return evidence.verdict(
         "inconclusive", exit_code, _nothing_sentence(evidence), f"{about_oracle} {why}".strip(), step
     )
-
-
-def _reason(evidence: _Evidence) -> Flag | None:
-    """Return the most important serious doubt of all certificates as text."""
-    doubts = [doubt for record in evidence.certificates for doubt in serious_doubts(record, evidence.gate)]
-    return flag(min(doubts, key=lambda doubt: PLACES[doubt.kind])) if doubts else None
 
 
 def _interval(game: Game | None, at_most: float | None) -> str:

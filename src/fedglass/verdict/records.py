@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from fedglass.verdict.doubts import Doubt
+from fedglass.verdict.doubts import Doubt, Frozen
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 EXACT_PSNR = 100.0
 """Decibels that stand for the infinite PSNR of an exact copy; no other infinity is a result."""
 
@@ -29,11 +25,7 @@ SCHEMA = 3
 """Version of records and summaries; output folders of another version are refused, and their files stay."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Picture(_Frozen):
+class Picture(Frozen):
     """One original and its reconstruction, as paths relative to the audit directory."""
 
     original: str
@@ -59,7 +51,7 @@ class Picture(_Frozen):
         return value
 
 
-class KnownFact(_Frozen):
+class KnownFact(Frozen):
     """One fact about the training or the data, as an adversary knows it apart from the message."""
 
     text: str
@@ -67,7 +59,7 @@ class KnownFact(_Frozen):
     """True: no real adversary has this fact."""
 
 
-class Game(_Frozen):
+class Game(Frozen):
     """The candidate game: how often the message names the trained record among other examples."""
 
     records: int
@@ -99,7 +91,7 @@ class Game(_Frozen):
     candidate_quantiles: list[float] = Field(default_factory=list)
 
 
-class Certificate(_Frozen):
+class Certificate(Frozen):
     """An upper bound on the success of any adversary in naming a record, under the listed assumptions."""
 
     method: Literal["record", "accountant"]
@@ -151,7 +143,7 @@ class Certificate(_Frozen):
         return max(self.success)
 
 
-class Record(_Frozen):
+class Record(Frozen):
     """The result of one case: an attack, a candidate game, or the check of a message with its certificate.
 
     JSON has neither NaN nor infinity: they become null.
@@ -268,6 +260,18 @@ class Record(_Frozen):
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their key, in the order in which the keys first appear.
+
+    >>> grouped(["a", "bc", "d"], len)
+    {1: ['a', 'd'], 2: ['bc']}
+    """
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def _finite(value: Any) -> Any:

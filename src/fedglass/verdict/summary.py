@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fedglass.core.errors import AuditError, FedglassError
 from fedglass.core.files import read_file, write_atomic
 from fedglass.core.scale import Scale
 from fedglass.verdict.directory import MOST_BYTES, refuse_other_version, version_in
+from fedglass.verdict.doubts import Frozen
 from fedglass.verdict.gate import Gate, attacks_in, known_scales
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Picture, Record
+from fedglass.verdict.records import Picture, Record, grouped
 
 T = TypeVar("T")
 RESAMPLES = 2000
@@ -29,11 +30,7 @@ WORST = 12
 """Number of worst images in a summary."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Interval(_Frozen):
+class Interval(Frozen):
     """A mean and its 95 % interval; low and high are None if there is only one unit."""
 
     mean: float
@@ -44,7 +41,7 @@ class Interval(_Frozen):
     """The resampled units: cases, or the images of the only case."""
 
 
-class Group(_Frozen):
+class AttackFigures(Frozen):
     """The figures of one attack, over all its views or in one of them."""
 
     attack: str
@@ -64,7 +61,7 @@ class Group(_Frozen):
     utility: dict[str, float]
 
 
-class Case(_Frozen):
+class ScoredImage(Frozen):
     """One image of one record, with its scores."""
 
     key: str
@@ -96,7 +93,7 @@ class Case(_Frozen):
     """Whether a check confirmed that the images of the exact method explain the message."""
 
 
-class Summary(_Frozen):
+class Summary(Frozen):
     """`summary.json`: derived only from the records and the gate, so it can always be rebuilt."""
 
     schema_version: Literal[3] = 3
@@ -106,10 +103,10 @@ class Summary(_Frozen):
     planned: int
     cases: int
     verdict: dict[str, str | bool | int | float | list[str] | None]
-    attacks: list[Group]
-    views: list[Group] = Field(default_factory=list)
+    attacks: list[AttackFigures]
+    views: list[AttackFigures] = Field(default_factory=list)
     """The same by view, if an attack was run on more than one."""
-    worst: list[Case]
+    worst: list[ScoredImage]
 
     def judged_by(self) -> Gate:
         """Return the gate with the scales of this summary."""
@@ -160,23 +157,23 @@ def scales_of(records: Iterable[Record], given: Mapping[str, Scale]) -> dict[str
     return {**given, **known_scales(names, given)}
 
 
-def by_attack(records: Sequence[Record], gate: Gate) -> list[Group]:
+def by_attack(records: Sequence[Record], gate: Gate) -> list[AttackFigures]:
     """Return one group per attack, the one that leaked most first."""
-    parts = _split(attacks_in(records), lambda r: (r.attack,))
-    groups = [_group(name, None, chosen, gate) for (name,), chosen in parts]
+    parts = grouped(attacks_in(records), lambda r: r.attack)
+    groups = [_group(name, None, chosen, gate) for name, chosen in parts.items()]
     return sorted(groups, key=lambda g: _leakage(g, gate), reverse=True)
 
 
-def by_view(records: Sequence[Record], gate: Gate) -> list[Group]:
+def by_view(records: Sequence[Record], gate: Gate) -> list[AttackFigures]:
     """Return one group per attack and view; empty unless an attack was run on several views."""
     attacks = attacks_in(records)
-    parts = _split(attacks, lambda r: (r.attack, r.view))
+    parts = grouped(attacks, lambda r: (r.attack, r.view))
     if len(parts) == len({record.attack for record in attacks}):
         return []
-    return [_group(attack, view, chosen, gate) for (attack, view), chosen in parts]
+    return [_group(attack, view, chosen, gate) for (attack, view), chosen in parts.items()]
 
 
-def rank(records: Iterable[Record], gate: Gate) -> list[Case]:
+def rank(records: Iterable[Record], gate: Gate) -> list[ScoredImage]:
     """Return every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
     scored = [
         (value, _case(record, index, hit, gate))
@@ -228,13 +225,13 @@ def share_interval(samples: Sequence[Sequence[bool]]) -> Interval:
     return drawn.model_copy(update={"low": low, "high": high})
 
 
-def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate) -> Group:
+def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate) -> AttackFigures:
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_without_none(record.metrics.get(name, [])) for record in done] for name in names}
     hits = [_judged_hits(record, gate) for record in done]
     labelled = [record for record in done if record.label_errors is not None]
-    return Group(
+    return AttackFigures(
         attack=attack,
         view=view,
         cases=len(records),
@@ -257,16 +254,7 @@ def _judged_hits(record: Record, gate: Gate) -> list[bool]:
     return [hit for hit, value in pairs if value is not None]
 
 
-def _split(
-    records: Sequence[Record], by: Callable[[Record], tuple[str, ...]]
-) -> list[tuple[tuple[str, ...], list[Record]]]:
-    parts: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        parts.setdefault(by(record), []).append(record)
-    return list(parts.items())
-
-
-def _leakage(group: Group, gate: Gate) -> tuple[float, float]:
+def _leakage(group: AttackFigures, gate: Gate) -> tuple[float, float]:
     """Return a sort key that grows with the leak; attacks without a score come last."""
     if group.share is None or gate.metric not in group.metrics:
         return -1.0 if group.share is None else group.share.mean, 0.0
@@ -289,10 +277,10 @@ def _at(index: int, values: Mapping[str, Sequence[T]]) -> dict[str, T]:
     return {name: by_image[index] for name, by_image in values.items() if index < len(by_image)}
 
 
-def _case(record: Record, index: int, recovered: bool, gate: Gate) -> Case:
+def _case(record: Record, index: int, recovered: bool, gate: Gate) -> ScoredImage:
     scores = ImageScores.of(record)
     near = scores.near(gate.metric, gate.scale, gate.threshold)
-    return Case(
+    return ScoredImage(
         **{name: getattr(record, name) for name in TAKEN},
         image=index,
         scores=_at(index, record.metrics),

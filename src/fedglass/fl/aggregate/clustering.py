@@ -19,7 +19,15 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, cosine_distances, demand, mean_of
+from fedglass.fl.aggregate.rule import (
+    Aggregated,
+    AggregationContext,
+    Aggregator,
+    State,
+    cosine_distances,
+    demand,
+    mean_of,
+)
 
 CLUSTERINGS = ("mean_shift", "kmeans")
 
@@ -43,7 +51,7 @@ def largest(labels: NDArray[np.int_], distances: Tensor) -> Tensor:
 
 def by_density(distances: Tensor, least: int, neighbours: int) -> NDArray[np.int_]:
     """Cluster by HDBSCAN on a matrix of distances [Campello et al., 2013], at least `least` each.  # (n, n) -> (n,)"""
-    model = _cluster("HDBSCAN")(min_cluster_size=least, min_samples=neighbours, metric="precomputed", copy=True)
+    model = _sklearn().HDBSCAN(min_cluster_size=least, min_samples=neighbours, metric="precomputed", copy=True)
     labels: NDArray[np.int_] = model.fit(distances.cpu().numpy()).labels_
     return labels
 
@@ -54,7 +62,7 @@ def by_shift(features: Tensor) -> NDArray[np.int_]:
     width = _sklearn().estimate_bandwidth(points, quantile=0.5)
     if not width > 0:
         return np.unique(points, axis=0, return_inverse=True)[1].ravel()
-    labels: NDArray[np.int_] = _cluster("MeanShift")(bandwidth=width, bin_seeding=False).fit(points).labels_
+    labels: NDArray[np.int_] = _sklearn().MeanShift(bandwidth=width, bin_seeding=False).fit(points).labels_
     return labels
 
 
@@ -66,11 +74,6 @@ def in_two(features: Tensor, generator: torch.Generator) -> NDArray[np.int_]:
     seed = int(torch.randint(2**31, (1,), generator=generator))
     labels: NDArray[np.int_] = scipy.cluster.vq.kmeans2(points, 2, minit="++", rng=seed)[1]
     return labels
-
-
-def _cluster(name: str) -> type:
-    algorithm: type = getattr(_sklearn(), name)
-    return algorithm
 
 
 def _sklearn() -> ModuleType:
@@ -90,7 +93,7 @@ def _sklearn() -> ModuleType:
     "Filtering, ICDCS 2022, https://arxiv.org/abs/2109.05872",
 )
 @dataclass(frozen=True)
-class SignGuard:
+class SignGuard(Aggregator):
     """Two filters, of length and of signs, and the mean of updates that pass both [Xu et al., 2022, Algorithm 2].
 
     Length: `shortest` < |u| / median < `longest`. Signs: the shares of positive, zero and negative coordinates in a
@@ -115,9 +118,6 @@ class SignGuard:
                 "federation.rule 'signguard': expected 0 <= shortest < longest and 0 < window <= 1, got "
                 f"{self.shortest}, {self.longest} and {self.window}."
             )
-
-    def init(self, weights: Tensor) -> State:
-        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         draws = context.generator or stream(0, "signguard", context.round)
@@ -161,7 +161,7 @@ def sign_shares(rows: Tensor) -> Tensor:
     ),
 )
 @dataclass(frozen=True)
-class FreqFed:
+class FreqFed(Aggregator):
     """The largest cluster by HDBSCAN on 1 - cosine of the low half of the cosine transforms [Fereidooni et al., 2024].
 
     `least` is the smallest size of a cluster, `neighbours` how many clients, itself included, make one dense. HDBSCAN
@@ -181,9 +181,6 @@ class FreqFed:
     def check(self, clients: int, reference: bool = False) -> None:
         least = max(self.least, self.neighbours)
         demand("freqfed", "least", self.least, clients, least, "as many as make a cluster")
-
-    def init(self, weights: Tensor) -> State:
-        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))

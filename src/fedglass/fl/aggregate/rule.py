@@ -54,8 +54,8 @@ class Aggregator(Protocol):
     """
 
     def init(self, weights: Tensor) -> State:
-        """Return the state before the first round, from the global model.  # (d,)"""
-        ...
+        """Return the state before the first round, from the global model; most rules have none.  # (d,)"""
+        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         """Combine the updates of one round.  # (n, d) -> (d,)"""
@@ -99,7 +99,7 @@ def mean_of(updates: Tensor, accepted: Tensor, state: State = None) -> Aggregate
     ),
 )
 @dataclass(frozen=True)
-class WeightedMean:
+class WeightedMean(Aggregator):
     """sum_k n_k u_k / sum_k n_k [McMahan et al., 2017, Algorithm 1]; every update is accepted.
 
     >>> import torch
@@ -107,9 +107,6 @@ class WeightedMean:
     >>> WeightedMean().aggregate(torch.tensor([[0.0], [4.0]]), context, None).step
     tensor([3.])
     """
-
-    def init(self, weights: Tensor) -> State:
-        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         weights = context.weights.to(updates)

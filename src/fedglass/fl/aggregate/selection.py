@@ -16,7 +16,15 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, demand, mean_of, squared_distances
+from fedglass.fl.aggregate.rule import (
+    Aggregated,
+    AggregationContext,
+    Aggregator,
+    State,
+    demand,
+    mean_of,
+    squared_distances,
+)
 
 BLANCHARD = (
     "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, "
@@ -52,7 +60,7 @@ def krum_scores(distances: Tensor, byzantine: int) -> Tensor:
 
 @register("rules", "krum", summary="the one update that lies closest to its neighbours", paper=BLANCHARD)
 @dataclass(frozen=True)
-class Krum:
+class Krum(Aggregator):
     """The client of the lowest score, see `krum_scores` [Blanchard et al., 2017].
 
     One client's update becomes the server's step, so every receiver of the next model sees that update as the server
@@ -65,9 +73,6 @@ class Krum:
         least = 2 * self.byzantine + 3
         demand("krum", "byzantine", self.byzantine, clients, least, "more than twice as many and two")
 
-    def init(self, weights: Tensor) -> State:
-        return None
-
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))
         winner = int(closest(squared_distances(updates), self.byzantine)[0])
@@ -79,7 +84,7 @@ class Krum:
     "rules", "multi_krum", summary="the mean of several updates that lie closest to their neighbours", paper=BLANCHARD
 )
 @dataclass(frozen=True)
-class MultiKrum:
+class MultiKrum(Aggregator):
     """The mean of `keep` updates that Krum chooses, by default n - f - 2 of them.
 
     `iterative`: each winner is moved out and the remaining updates are scored again. Otherwise the best of one scoring
@@ -100,26 +105,20 @@ class MultiKrum:
                 f"byzantine = {self.byzantine}, got {self.keep}."
             )
 
-    def init(self, weights: Tensor) -> State:
-        return None
-
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         self.check(len(updates))
         distances = squared_distances(updates)
         count = self.keep or len(updates) - self.byzantine - 2
-        winners = self._one_by_one(distances, count) if self.iterative else self._at_once(distances, count)
+        winners = self._one_by_one(distances, count) if self.iterative else closest(distances, self.byzantine)[:count]
         accepted = torch.zeros(len(updates), dtype=torch.bool, device=updates.device)
         accepted[winners] = True
         return mean_of(updates, accepted)
 
-    def _at_once(self, distances: Tensor, count: int) -> list[int]:
-        return [int(i) for i in closest(distances, self.byzantine)[:count]]
-
-    def _one_by_one(self, distances: Tensor, count: int) -> list[int]:
+    def _one_by_one(self, distances: Tensor, count: int) -> Tensor:
         candidates, winners = list(range(len(distances))), list[int]()
         for _ in range(count):
             winners.append(candidates.pop(int(closest(distances[candidates][:, candidates], self.byzantine)[0])))
-        return winners
+        return torch.tensor(winners, device=distances.device)
 
 
 @register(
@@ -132,7 +131,7 @@ class MultiKrum:
     ),
 )
 @dataclass(frozen=True)
-class DnC:
+class DnC(Aggregator):
     """Divide and Conquer [Shejwalkar, Houmansadr, 2021, Algorithm 2].
 
     `passes` times: on `coordinates` random ones, centred, the int(fraction * byzantine) clients of the largest squared
@@ -160,9 +159,6 @@ class DnC:
     def check(self, clients: int, reference: bool = False) -> None:
         least = max(2 * self.byzantine, self.dropped) + 1
         demand("dnc", "byzantine", self.byzantine, clients, least, "a majority of honest ones")
-
-    def init(self, weights: Tensor) -> State:
-        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         n, d = updates.shape
@@ -199,7 +195,7 @@ def outlier_scores(rows: Tensor) -> Tensor:
     "CCS 2024, https://arxiv.org/abs/2406.10416",
 )
 @dataclass(frozen=True)
-class Balance:
+class Balance(Aggregator):
     """The mean of the updates with |u_ref - u_k| <= phi exp(-decay * round) |u_ref| [after Fang et al., 2024].
 
     The reference is the update of the server's own examples, trained as the clients train. Rounds count from 0;
@@ -220,9 +216,6 @@ class Balance:
     def check(self, clients: int, reference: bool = False) -> None:
         if not reference:
             raise UsageError(NEEDS_REFERENCE)
-
-    def init(self, weights: Tensor) -> State:
-        return None
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         if context.reference is None:
