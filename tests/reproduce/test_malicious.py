@@ -19,7 +19,7 @@ from fedglass.defend.dpsgd import GhostDPSGD
 from fedglass.execution.processes import executor_for
 from fedglass.federation.behaviours import Honest, SignFlip
 from fedglass.federation.views import Knows
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import Orthogonal
@@ -31,7 +31,7 @@ from fedglass.reproduce.messages import PlayedFederation, federation_of_run
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import malicious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, accuracies, joint_rmse
+from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse, accuracies, joint_rmse
 from fedglass.reproduce.run import run
 from fedglass.reproduce.tables import Request, table
 from fedglass.verdict.directory import Strips
@@ -99,7 +99,7 @@ def test_figures_are_rounds_that_the_adversary_sees(name: str) -> None:
             assert found.setup.sizes == (2,) * clients
             assert course_of(found).rounds == row.setting["round"]
             assert found.knows.labels
-            assert isinstance(found.probe, PeerRmse)
+            assert isinstance(found.probe, PeerRmse | ValidatedRmse)
             assert found.probe.iterations == 3
             assert isinstance(found.setup.gradient, GhostDPSGD) == bool(row.setting.get("noise"))
     assert made(name, 1, "ours").setup.sizes == ((2,) * 4 if name == "malicious-rounds" else (100,) * 10)
@@ -193,6 +193,18 @@ def test_an_attack_is_held_against_the_best_guess(population: Population) -> Non
     assert measures["rmse"] == pytest.approx(joint_rmse(finding.record["metrics"]["rmse"]))
     assert isinstance(finding.evidence, Strips)
     assert len(finding.evidence.shown) == 4, "those of the two others"
+
+
+@pytest.mark.parametrize("rule", [WeightedMean(), Krum()])
+def test_a_rate_is_chosen_on_images_that_the_adversary_knows(population: Population, rule: Aggregator) -> None:
+    target = played(small(FederationRun(1, rule), (2, 2, 2, 2, 2)), population)
+    named = "mean" if rule == WeightedMean() else "one_client"
+    tried = [maliciously_curious_client(OracleLabels(), rule=named, iterations=n) for n in (1, 3)]
+    validated = ValidatedRmse(((1e-3, tried[0]), (1e-2, tried[1])), 2, rule).measure(target, 0, no_progress)
+    measures = validated.record["extra"]["measures"]
+    best = tried[0] if measures["rate"] == 1e-3 else tried[1]
+    assert measures["rmse"] == PeerRmse(best, 2).measure(target, 0, no_progress).record["extra"]["measures"]["rmse"]
+    assert measures["rmse_rehearsed"] != measures["rmse"], "the round of the validation is another"
 
 
 def test_rmse_is_that_of_equation_14() -> None:

@@ -16,7 +16,7 @@ from fedglass.execution.machine import one_thread
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
-from fedglass.reproduce.populations import KINDS
+from fedglass.reproduce.populations import KINDS, MOST_WRITERS
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import ClientTrial, TrialCase
@@ -120,7 +120,9 @@ def warm_up_seconds(trial: ClientTrial, timer: GradientTimer = time_gradient) ->
         return 0.0
     examples = warm_up.examples or len(population.dataset()) // (population.writers() or 1)
     load = Workload(setup.network, setup.data, warm_up.training, examples, timer=timer)
-    return warm_up.rounds * warm_up.called * load.training_seconds()
+    clients = population.writers(warm_up.examples) or MOST_WRITERS
+    called = max(1, round(warm_up.participation(clients) * clients))
+    return warm_up.rounds * called * load.training_seconds()
 
 
 def describe_cost(

@@ -119,7 +119,7 @@ class PlayedFederation:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
                     model_after(federation.model, round_), federation.whitening, test
                 )
-            if index + 1 >= run.rounds and (not setup.sizes or _readable(federation, round_)):
+            if index + 1 >= run.rounds and (not setup.sizes or readable(federation, round_)):
                 break
         else:
             raise UsageError(
@@ -146,7 +146,7 @@ def federation_of_run(setup: Setup, population: Population, index: int, seed: in
     return Federation(model, clients, setup.training, kind.classes, kind.whitening, aggregator=run.rule, seed=seed)
 
 
-def _readable(federation: Federation, round_: Round) -> bool:
+def readable(federation: Federation, round_: Round) -> bool:
     """Return whether the rule accepted an update of a client other than the adversary."""
     return any(name != federation.clients[0].name for name in round_.accepted)
 

@@ -41,7 +41,17 @@ class WarmUp:
     examples: int | None = None
     """Examples of each client; None takes all that its writer has."""
     called: int = 10
-    """Clients in each round."""
+    """Clients in each round, unless `share` is given."""
+    share: float | None = field(default=None, metadata=LATER)
+    """Share of the clients in each round, at least one of them."""
+
+    def participation(self, clients: int) -> float:
+        """Return the share of so many clients that take part in a round.
+
+        >>> WarmUp(5, Training(0.1)).participation(20), WarmUp(5, Training(0.1), share=0.1).participation(20)
+        (0.5, 0.1)
+        """
+        return min(1.0, self.called / clients) if self.share is None else self.share
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from fedglass.federation.truth import Examples
 from fedglass.reproduce.samples import read_samples
 from fedglass.reproduce.tables import CURIOUS_SIDES, PUBLISHED, REDUCED
 
+MOST_WRITERS = 100
+"""Clients that a warm-up draws from, if the data have more writers."""
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 

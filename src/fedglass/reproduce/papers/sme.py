@@ -18,7 +18,8 @@ OTHER_NETWORKS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resne
 VIT_RATE = 0.1
 METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
 EXTRA_METHODS = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
-WARM_UP = Training(LR, epochs=10, batch_size=50)
+WARM_UP, SENT = Training(LR, epochs=10, batch_size=50), 0.1
+"""The training before a later round, and the share of the clients that send their weights back (Appendix D)."""
 
 
 def images(row: Row, method: str, request: Request) -> Experiment:
@@ -46,7 +47,7 @@ def _setup(setting: Setting) -> Setup:
         Training(lr, setting["epochs"], setting["batch"]),
         setting["examples"],
         # R = 1 is the untrained network, R = 5 the one saved at the end of round 5.
-        warm_up=None if trained == 1 else WarmUp(trained, WARM_UP),
+        warm_up=None if trained == 1 else WarmUp(trained, WARM_UP, share=SENT),
     )
 
 
