@@ -55,6 +55,14 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class ClientTraining:
+    """How many examples each client of a federation owns, and how it trains on them."""
+
+    examples: int
+    training: Training
+
+
+@dataclass(frozen=True)
 class FederationRun:
     """Rounds of one federation from its first to the attacked one, with an adversary among its clients."""
 
@@ -64,6 +72,9 @@ class FederationRun:
     """Behaviour of the first client, the adversary."""
     alpha: float | None = None
     """Parameter of the Dirichlet distribution of each client's shares of the classes; None takes any images."""
+    before: ClientTraining | None = field(default=None, metadata=LATER)
+    """Data and training of every client before the attacked round. In that round a client takes the first of its
+    examples, as many as `Setup.sizes` has for it. None if the clients own those examples only."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,15 @@ def _unwhitened(side: int) -> dict[str, DataKind]:
     return {f"imagenet@{side}-plain": few, f"imagenet-many@{side}-plain": many}
 
 
+def _plain(kind: DataKind) -> DataKind:
+    """Return the same data without whitening."""
+    return replace(kind, whitening=Whitening((0.0,), (1.0,)))
+
+
+DIGITS = DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True)
+CLOTHES = DataKind(
+    "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
+)
 KINDS = {
     "femnist": DataKind(
         "FEMNIST",
@@ -86,15 +95,15 @@ KINDS = {
     "cifar10": DataKind(
         "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
     ),
-    "mnist": DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
-    "fashion": DataKind(
-        "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
-    ),
+    "mnist": DIGITS,
+    "fashion": CLOTHES,
+    "mnist-plain": _plain(DIGITS),
+    "fashion-plain": _plain(CLOTHES),
     **_photographs(PUBLISHED),
     **_photographs(REDUCED),
     **{name: kind for side in CURIOUS_SIDES for name, kind in _unwhitened(side).items()},
 }
-KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name}
+KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name and not name.endswith("-plain")}
 
 
 @dataclass(frozen=True)

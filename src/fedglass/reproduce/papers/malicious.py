@@ -37,6 +37,7 @@ from fedglass.recipes.maliciously_curious_client import (
 )
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.paper import (
+    ClientTraining,
     Comparison,
     Experiment,
     FederationRun,
@@ -54,6 +55,7 @@ from fedglass.reproduce.probes.theory import Theorem1
 from fedglass.reproduce.tables import Request, Row, Setting, Table, number
 
 CLIENTS, STEPS, BATCH, LR, ALPHA = 10, 5, 100, 0.01, 0.1
+TRAINING = Training(LR, batch_size=BATCH, steps=STEPS)
 """Appendix C."""
 ROUNDS, EXAMPLES, ITERATIONS = 82, 1000, 80
 """Rounds of a federation, examples of each client, iterations of an attack. The paper states none of them. Its privacy
@@ -117,8 +119,19 @@ def combined(row: Row, method: str, request: Request) -> Experiment:
     return _tested({**row.setting, "rule": rule, "noise": SIGMA if noise else 0.0}, request)
 
 
+def read_trained(row: Row, method: str, request: Request) -> Experiment:
+    """Attack a round of the tables' federation (Figures 2 to 5 and Table 5).
+
+    Only the attacked batch of each client is fixed: in the attacked round it takes that batch in every local step.
+    """
+    experiment = read(row, method, request)
+    setup, run = experiment.setup, _course(row.setting, int(row.setting["round"]), row.setting.get("alpha", ALPHA))
+    run = replace(run, before=ClientTraining(EXAMPLES, TRAINING))
+    return replace(experiment, setup=replace(setup, federation_run=run))
+
+
 def read(row: Row, method: str, request: Request) -> Experiment:
-    """Attack a round as the adversary sees it (the figures and Table 5).
+    """Attack a round as the adversary sees it (Figure 6 and our own `malicious-rounds`).
 
     Each client has as many examples as a batch, and takes all of them in every local step: the attack has one such
     batch for each client.
@@ -174,12 +187,13 @@ def _gradient(setting: Setting) -> GradientFn:
 
 
 def _tested(setting: Setting, request: Request) -> Experiment:
+    kind, whitened = KIND_OF[setting["dataset"]], setting.get("pixels", "whitened") == "whitened"
     setup = Setup(
-        KIND_OF[setting["dataset"]],
-        NETWORK,
-        Training(LR, batch_size=BATCH, steps=STEPS),
+        kind if whitened else f"{kind}-plain",
+        setting.get("network", NETWORK),
+        TRAINING,
         request.images or EXAMPLES,
-        KaimingUniform(),
+        INITS[setting.get("init", "Kaiming")],
         CLIENTS,
         _gradient(setting),
         federation_run=_course(setting, request.rounds or ROUNDS),
@@ -252,13 +266,15 @@ EXTRA_METHODS = {
     ),
     "invertgrad": Method("inverting_gradients_published", "InvertGrad"),
 }
-READ = ["malicious-table5", *(f"malicious-figure{number}" for number in range(2, 7)), "malicious-rounds"]
+READ_TRAINED = ["malicious-table5", *(f"malicious-figure{number}" for number in range(2, 6))]
+READ = ["malicious-figure6", "malicious-rounds"]
 PAPER = Paper(
     {
         "malicious-table1": Recreation(poisoned),
-        "malicious-table2": Recreation(noised),
+        **dict.fromkeys(("malicious-table2", "malicious-clipping"), Recreation(noised)),
         "malicious-table3": Recreation(combined),
         "malicious-table4": Recreation(combined),
+        **dict.fromkeys(READ_TRAINED, Recreation(read_trained, EXTRA_METHODS)),
         **dict.fromkeys(READ, Recreation(read, EXTRA_METHODS)),
         "malicious-theorem1": Recreation(bound),
     },

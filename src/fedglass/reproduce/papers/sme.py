@@ -10,6 +10,7 @@ from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
+from fedglass.reproduce.probes.segment import SegmentBounds
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
@@ -37,6 +38,11 @@ def geometry(row: Row, method: str, request: Request) -> Experiment:
     return Experiment(_setup(row.setting), Geometry())
 
 
+def bounds(row: Row, method: str, request: Request) -> Experiment:
+    """Compute both theorems' bounds along the training (Theorems 4.3 and 4.5)."""
+    return Experiment(_setup(row.setting), SegmentBounds())
+
+
 def _setup(setting: Setting) -> Setup:
     data, network = KIND_OF[setting["dataset"]], setting.get("network")
     lr = LENET_LR if network == "LeNet" else LR
@@ -54,6 +60,7 @@ def _setup(setting: Setting) -> Setup:
 PAPER = Paper(
     tables={
         **{f"sme-table{number}": Recreation(geometry) for number in (1, 4, 5)},
+        **{f"sme-theorem{number}": Recreation(bounds) for number in (43, 45)},
         **{
             f"sme-{name}": Recreation(images, EXTRA_METHODS)
             for name in ("table2", "table3", "table6", "table7", "figure6")
