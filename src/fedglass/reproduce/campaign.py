@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import experiment_seconds, iterations_of_stages, warm_up_seconds
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.populations import KINDS, populations
-from fedglass.reproduce.results import Result, append_result, read_results
+from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import ready_to_run
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.records import Record
@@ -73,6 +74,24 @@ class PlannedRun:
     of: Table
     seconds: float
 
+    @property
+    def place(self) -> Place:
+        """Return the line that the run's result belongs to: tables may share a case."""
+        return self.case.key, self.of.name, self.cell.row.number, self.cell.method
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from a plain request; names of files stay out of the results."""
+        plain = asdict(Request())
+        return {n: v for n, v in asdict(self.cell.request).items() if v != plain[n] and n != "weights"}
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats the run."""
+        words = [f"--{n.replace('_', '-')}" + ("" if v is True else f" {v}") for n, v in self.options.items()]
+        command = f"fedglass reproduce {self.of.name} --rows {self.cell.row.number} --methods {self.cell.method}"
+        return " ".join([command, f"--clients {self.case.subject.client + 1}", *words])
+
 
 def plan_campaign(
     chosen: Sequence[Entry], stand_ins: Path | None, data: Sequence[str], seed: int
@@ -108,10 +127,7 @@ def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
 def result_of(run: PlannedRun, record: Record) -> Result:
     """Return the line of one finished run."""
     trial = run.case.subject
-    options = _differences(run.cell.request)
     numbers = {name: value for name, value in measures_of(record).items() if math.isfinite(value)}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
-    command = f"fedglass reproduce {run.of.name} --rows {run.cell.row.number} --methods {run.cell.method}"
     return Result(
         table=run.of.name,
         row=run.cell.row.number,
@@ -122,11 +138,11 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         metrics=numbers,
         iterations=_iterations(trial.experiment),
         iterations_published=_published_iterations(run),
-        options=options,
+        options=run.options,
         data=trial.population.describe(with_place=False),
         stand_in=trial.population.stand_in,
         version=__version__,
-        command=" ".join([command, f"--clients {trial.client + 1}", *words]),
+        command=run.command,
         date=record.finished,
         seconds=round(record.seconds, 1),
         key=record.key,
@@ -143,12 +159,6 @@ def _published_iterations(run: PlannedRun) -> int | None:
     return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
 
 
-def _differences(request: Request) -> dict[str, Any]:
-    """Return the options that differ from a plain request; names of files stay out of the results."""
-    plain = asdict(Request())
-    return {n: v for n, v in asdict(request).items() if v != plain[n] and n != "weights"}
-
-
 def _iterations(experiment: Experiment) -> int | None:
     stages = iterations_of_stages(experiment.probe.attack)
     return sum(stages) if stages else getattr(experiment.probe, "iterations", None)
@@ -158,9 +168,15 @@ class ResultWriter:
     """Callbacks of a run that append a result after every finished case, and pass everything on."""
 
     def __init__(self, runs: Sequence[PlannedRun], folder: Path, progress: AuditProgress) -> None:
-        self.runs = {run.case.key: run for run in runs}
+        self.runs: dict[str, list[PlannedRun]] = {}
+        for run in runs:
+            self.runs.setdefault(run.case.key, []).append(run)
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
+        stored = read_results(folder).lines
+        self.places = {line.place for line in stored}
+        for line in stored:  # a case that another table has measured
+            self._write(line.key, partial(_as_line_of, line))
 
     @property
     def pace(self) -> float:
@@ -180,14 +196,26 @@ class ResultWriter:
         self.progress.moved(case, done, total)
 
     def finished(self, case: Case[Any], record: Record) -> None:
-        run = self.runs[case.key]
         if record.status == "done" and not was_cut_short(record):
-            append_result(self.folder, result_of(run, record))
-            self.written += 1
-            self.spent, self.estimated = self.spent + record.seconds, self.estimated + run.seconds
+            self._write(case.key, partial(result_of, record=record))
+            self.spent, self.estimated = self.spent + record.seconds, self.estimated + self.runs[case.key][0].seconds
         elif record.status == "failed":
             self.failed += 1
         self.progress.finished(case, record)
+
+    def _write(self, key: str, result: Callable[[PlannedRun], Result]) -> None:
+        """Append the result of a case to every table that has it and lacks the line."""
+        for run in self.runs.get(key, ()):
+            if run.place not in self.places:
+                append_result(self.folder, result(run))
+                self.places.add(run.place)
+                self.written += 1
+
+
+def _as_line_of(line: Result, run: PlannedRun) -> Result:
+    """Return a stored result as the line of another table that has the same case."""
+    place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
+    return line.model_copy(update={**place, "options": run.options, "command": run.command})
 
 
 def run_campaign(
@@ -206,8 +234,8 @@ def run_campaign(
     """
     if not hours > 0:
         raise UsageError(f"--hours must be more than 0, got {hours:g}.")
-    deadline, writer = clock() + 3600 * hours, ResultWriter(runs, results, progress)
-    done = read_results(results).keys()
+    deadline, done = clock() + 3600 * hours, read_results(results).keys()
+    writer = ResultWriter(runs, results, progress)
     todo = list({run.case.key: run for run in runs if run.case.key not in done}.values())
     with ready_to_run(place, executor) as play:
         while batch := _batch(todo, (deadline - clock()) / writer.pace, workers):

@@ -88,7 +88,7 @@ KINDS = {
         62,
         FEMNIST,
         "femnist_digits_12clients.npz",
-        "handwritten digits of 12 writers",
+        "handwritten digits of 12 clients",
         "glyphs",
     ),
     "cifar100": DataKind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
