@@ -148,11 +148,15 @@ def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Resu
     if output.in_words:
         console = Console(highlight=False)
         (console if console.is_terminal else Console(highlight=False, width=200)).print(grid)
-    output.answer(answer_of_campaign(planned, 0, 0, _left(planned, done)))
+    answer = answer_of_campaign(planned, 0, 0, runs_left(planned, stored))
+    for listed, (_, runs) in zip(answer["entries"], planned, strict=True):
+        listed["seconds_on_one_core"] = round(sum(run.seconds for run in runs), 1)
+    output.answer(answer)
 
 
-def _left(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[str]) -> int:
-    return len({run.case.key for _, runs in planned for run in runs} - done)
+def runs_left(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results) -> int:
+    """Return the number of planned runs without a result."""
+    return len({run.case.key for _, runs in planned for run in runs} - stored.keys())
 
 
 def answer_of_campaign(
@@ -165,7 +169,6 @@ def answer_of_campaign(
             "rows": entry.rows,
             "methods": list(dict.fromkeys(run.cell.method for run in runs)),
             "runs": len(runs),
-            "seconds_on_one_core": round(sum(run.seconds for run in runs), 1),
         }
         for entry, runs in planned
     ]
