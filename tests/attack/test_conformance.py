@@ -76,7 +76,6 @@ from fedglass.attack.solvers.schedules import (
     LowestFrom,
     StepDecay,
 )
-from fedglass.attack.stages import EachRound, MeanOverRounds
 from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
 from fedglass.attack.terms.layers import (
     GaussianKernel,
@@ -199,7 +198,6 @@ FORWARDS = [
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
     BesideStatistics(OneGradient()),
-    EachRound(Unroll()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -243,7 +241,6 @@ COMPOSED = [
     ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
     WithStatistics(Cosine() + TotalVariation(), 0.5),
-    MeanOverRounds(Cosine()),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
 KEEPS = [Last(), Lowest(), LowestFrom(0.6)]

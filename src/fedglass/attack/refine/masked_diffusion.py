@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,17 +37,6 @@ BATCH = 64
 GREY = 0.5
 
 
-class Stopping(Protocol):
-    """A rule that decides for each image if its search ends."""
-
-    def stops(self, errors: Tensor) -> Tensor:
-        """Mark the images that are done, by the squared errors of their pictures to the raw images after each epoch.
-
-        # (epochs so far, n) -> (n,), bool
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Flattening:
     """Stop once the last `over` epochs brought less than a share of the total improvement: the knee of the curve.
@@ -65,6 +54,10 @@ class Flattening:
             raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
 
     def stops(self, errors: Tensor) -> Tensor:
+        """Mark the images that are done, by the squared errors of their pictures to the raw images after each epoch.
+
+        # (epochs so far, n) -> (n,), bool
+        """
         if len(errors) <= self.over:
             return torch.zeros_like(errors[-1], dtype=torch.bool)
         least = errors.amin(0)
@@ -131,7 +124,7 @@ class StartSearch:
 
     epochs: int
     lr: float
-    stop: Stopping
+    stop: Flattening | OracleEpoch
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or not 0 < self.lr < math.inf:
