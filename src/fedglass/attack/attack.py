@@ -135,15 +135,6 @@ class Attack:
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
 
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        """The refinements of the reconstructed images, in order."""
-        return self.refine
-
-    def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
-        """Return the same attack, which refines its images by these parts after its own."""
-        return replace(self, refine=(*self.refine, *parts))
-
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the last stage's energy at the representable images that are nearest to the given ones.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 from torch import Tensor
 
@@ -45,30 +45,20 @@ class AnyAttack(Protocol):
         ...
 
 
-@runtime_checkable
-class Refinable(Protocol):
-    """An attack that can refine the images that it has reconstructed."""
-
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        """The refinements that it applies, in order."""
-        ...
-
-    def refined_by(self, parts: tuple[Refine, ...]) -> AnyAttack:
-        """Return the same attack, which refines its images by these parts after its own."""
-        ...
-
-
 def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
-    """Return the refinements of an attack; none where the attack does not say."""
-    return attack.refinements if isinstance(attack, Refinable) else ()
+    """Return the refinements that an attack applies to its images, in order."""
+    if isinstance(attack, BestOf):
+        return refinements_of(attack.attack[0][1] if isinstance(attack.attack, tuple) else attack.attack)
+    return attack.refine if isinstance(attack, Attack) else ()
 
 
 def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
-    """Return the same attack, which refines its images by these parts after its own."""
-    if not isinstance(attack, Refinable):
-        raise UsageError(f"{type(attack).__name__} has no method refined_by: leave its key refine out.")
-    return attack.refined_by(parts)
+    """Return the same attack, which refines the images that it returns, not those of trials, by these parts too."""
+    if isinstance(attack, BestOf):
+        return attack.with_attack(lambda inner: refined_by(inner, parts))
+    if isinstance(attack, Attack):
+        return replace(attack, refine=(*attack.refine, *parts))
+    raise UsageError(f"{type(attack).__name__} does not refine its images: leave its key refine out.")
 
 
 def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
@@ -168,22 +158,15 @@ class BestOf(Generic[A]):
         return guess.attack.energy_of(guess.observation, pixels[:n], labels[:n], like)
 
     def shortened(self, share: float) -> BestOf[A]:
-        short = self._with_attack(lambda attack: attack.shortened(share))
+        short = self.with_attack(lambda attack: attack.shortened(share))
         return replace(short, guesses=self.guesses.shortened(share))
-
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        return refinements_of(self.attack[0][1] if isinstance(self.attack, tuple) else self.attack)
-
-    def refined_by(self, parts: tuple[Refine, ...]) -> BestOf[A]:
-        """Return the same attack, which refines the images that it returns, and not those of trials."""
-        return self._with_attack(lambda attack: refined_by(attack, parts))
 
     def _options(self, observation: Observation) -> list[GuessedRun]:
         check_needs(self.guesses, observation)
         return self.guesses.options(self.attack, observation)
 
-    def _with_attack(self, change: Callable[[AnyAttack], AnyAttack]) -> BestOf[A]:
+    def with_attack(self, change: Callable[[AnyAttack], AnyAttack]) -> BestOf[A]:
+        """Return the same guesses about a changed attack; where the rule is guessed, each attack is changed."""
         if isinstance(self.attack, tuple):
             return replace(self, attack=cast("A", tuple((rule, change(attack)) for rule, attack in self.attack)))
         return replace(self, attack=cast("A", change(self.attack)))

@@ -16,7 +16,6 @@ from fedglass.attack.forward.target import (
     known_training,
     learning_rate,
     leaves,
-    local_steps,
     network_of,
 )
 from fedglass.attack.parts import BoundForward
@@ -194,7 +193,7 @@ class SuperClient(Simulation):
 
 def full_batch_training(observation: Observation) -> Training:
     """Return the clients' training with the same number of steps, each on all examples."""
-    lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
+    lr, steps, training = learning_rate(observation), observation.knows.local_steps, observation.knows.training
     if lr is None or steps is None:
         raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
     base = Training(lr) if training is None else training

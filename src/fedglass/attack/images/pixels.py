@@ -54,11 +54,6 @@ def like(observation: Observation) -> Tensor:
     return next(iter(observation.update.values()))
 
 
-def device_of(observation: Observation) -> torch.device:
-    """Return the message's device."""
-    return like(observation).device
-
-
 @dataclass(frozen=True)
 class LowResolution:
     """x = bicubic enlargement of unknowns with 1/factor of the pixels in height and width [Wilson et al., 2024].

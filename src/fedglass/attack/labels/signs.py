@@ -79,7 +79,7 @@ def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[T
     entry unless others outweigh it. There b_k = p_k, which gives the size of the message where it is not known, or
     was changed by a defence. Without a bias the sums of the rows replace it.
     """
-    weight, bias = head_of(observation, network_of(observation))
+    weight, bias = head_of(observation)
     rows = -observation.update[weight]  # (classes, features)
     sums = rows.sum(1) if bias is None else -observation.update[bias]
     travel = observation.knows.travel
