@@ -22,7 +22,6 @@ from fedglass.attack.parts import (
     MatchAndAverage,
     Merge,
     PausableRun,
-    PausableSolver,
     Problem,
     Progress,
     Refine,
@@ -95,7 +94,7 @@ class Attack:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
-        not_pausable = [stage.solver for stage in self.stages if not isinstance(stage.solver, PausableSolver)]
+        not_pausable = [stage.solver for stage in self.stages if not hasattr(stage.solver, "steps")]
         if self.halving and not_pausable:
             raise UsageError(
                 f"attack.halving pauses the solver, but {type(not_pausable[0]).__name__} has no method steps: leave "
@@ -134,6 +133,15 @@ class Attack:
         """Return the same attack from one start with a share of its iterations, not refined: for trying things out."""
         stages = tuple(replace(stage, solver=_shortened(stage.solver, share)) for stage in self.stages)
         return replace(self, stages=stages, restarts=1, refine=())
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        """The refinements of the reconstructed images, in order."""
+        return self.refine
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> Attack:
+        """Return the same attack, which refines its images by these parts after its own."""
+        return replace(self, refine=(*self.refine, *parts))
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the last stage's energy at the representable images that are nearest to the given ones.
@@ -224,9 +232,10 @@ def _hard(labels: Tensor) -> Tensor:
 
 def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> PausableRun[Solution]:
     """Run one of several stages, and pause where the solver does."""
-    if not isinstance(solver, PausableSolver):
+    pausable: Callable[[Problem, Progress], PausableRun[Solution]] | None = getattr(solver, "steps", None)
+    if pausable is None:
         return solver.minimise(problem, progress)
-    steps = solver.steps(problem, progress)
+    steps = pausable(problem, progress)
     while True:
         try:
             share, energy = next(steps)

@@ -46,19 +46,17 @@ class AnyAttack(Protocol):
 
 
 def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
-    """Return the refinements that an attack applies to its images, in order."""
-    if isinstance(attack, BestOf):
-        return refinements_of(attack.attack[0][1] if isinstance(attack.attack, tuple) else attack.attack)
-    return attack.refine if isinstance(attack, Attack) else ()
+    """Return the refinements that an attack applies, in order; none for an attack without `refinements`."""
+    parts: tuple[Refine, ...] = getattr(attack, "refinements", ())
+    return parts
 
 
 def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
-    """Return the same attack, which refines the images that it returns, not those of trials, by these parts too."""
-    if isinstance(attack, BestOf):
-        return attack.with_attack(lambda inner: refined_by(inner, parts))
-    if isinstance(attack, Attack):
-        return replace(attack, refine=(*attack.refine, *parts))
-    raise UsageError(f"{type(attack).__name__} does not refine its images: leave its key refine out.")
+    """Return the same attack, which refines its images by these parts after its own."""
+    refine: Callable[[tuple[Refine, ...]], AnyAttack] | None = getattr(attack, "refined_by", None)
+    if refine is None:
+        raise UsageError(f"{type(attack).__name__} has no method refined_by: leave its key refine out.")
+    return refine(parts)
 
 
 def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
@@ -158,15 +156,22 @@ class BestOf(Generic[A]):
         return guess.attack.energy_of(guess.observation, pixels[:n], labels[:n], like)
 
     def shortened(self, share: float) -> BestOf[A]:
-        short = self.with_attack(lambda attack: attack.shortened(share))
+        short = self._with_attack(lambda attack: attack.shortened(share))
         return replace(short, guesses=self.guesses.shortened(share))
+
+    @property
+    def refinements(self) -> tuple[Refine, ...]:
+        return refinements_of(self.attack[0][1] if isinstance(self.attack, tuple) else self.attack)
+
+    def refined_by(self, parts: tuple[Refine, ...]) -> BestOf[A]:
+        """Return the same attack, which refines the images that it returns, and not those of trials."""
+        return self._with_attack(lambda attack: refined_by(attack, parts))
 
     def _options(self, observation: Observation) -> list[GuessedRun]:
         check_needs(self.guesses, observation)
         return self.guesses.options(self.attack, observation)
 
-    def with_attack(self, change: Callable[[AnyAttack], AnyAttack]) -> BestOf[A]:
-        """Return the same guesses about a changed attack; where the rule is guessed, each attack is changed."""
+    def _with_attack(self, change: Callable[[AnyAttack], AnyAttack]) -> BestOf[A]:
         if isinstance(self.attack, tuple):
             return replace(self, attack=cast("A", tuple((rule, change(attack)) for rule, attack in self.attack)))
         return replace(self, attack=cast("A", change(self.attack)))

@@ -168,7 +168,11 @@ class Solution:
 
 
 class Solver(Protocol):
-    """Moves the unknowns to lower the energy."""
+    """Moves the unknowns to lower the energy.
+
+    A solver with a run that can be paused, and so be stopped in favour of a more promising one, also has a method
+    `steps(problem, progress)`, which returns a `PausableRun` of the solution.
+    """
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
 
@@ -176,13 +180,6 @@ class Solver(Protocol):
 T = TypeVar("T")
 PausableRun = Generator[tuple[float, float | Tensor], None, T]
 """A run that pauses after each iteration: the share of its way that is done, and the last energy. At its end, T."""
-
-
-@runtime_checkable
-class PausableSolver(Protocol):
-    """A solver with a run that can be paused, and so be stopped in favour of a more promising one."""
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
 
 
 def run_to_end(steps: PausableRun[T]) -> T:

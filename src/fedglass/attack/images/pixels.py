@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,14 +70,14 @@ class LowResolution:
         check_factor(self.factor)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        scale = Enlargement.of(observation, self.factor)
+        small_shape, enlarge, reduce = enlargement(observation, self.factor)
         knows = observation.knows
         if start is None:
-            drawn = torch.rand(1, knows.examples, *scale.small_shape, generator=generator).to(like(observation))
+            drawn = torch.rand(1, knows.examples, *small_shape, generator=generator).to(like(observation))
             first = knows.whitening.whiten(knows.low + (knows.high - knows.low) * drawn)
         else:
-            first = scale.reduce(start[:1])
-        return Bound((Unknown(first),), lambda tensors: scale.enlarge(tensors[0]), scale.nearest)
+            first = reduce(start[:1])
+        return Bound((Unknown(first),), lambda tensors: enlarge(tensors[0]), lambda images: enlarge(reduce(images)))
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,20 @@ class BoundedLowResolution:
         check_factor(self.factor)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        scale = Enlargement.of(observation, self.factor)
+        small_shape, enlarge, reduce = enlargement(observation, self.factor)
         low, high = whitened_bounds(observation)
         if start is None:
-            noise = torch.randn(1, observation.knows.examples, *scale.small_shape, generator=generator)
+            noise = torch.randn(1, observation.knows.examples, *small_shape, generator=generator)
             middle = (low + high) / 2
             first = middle + START_NOISE * (high - low) * noise.to(like(observation))
         else:
-            first = scale.reduce(start[:1])
+            first = reduce(start[:1])
 
         def nearest(images: Tensor) -> Tensor:
-            return scale.enlarge(scale.reduce(images).clamp(low, high))
+            return enlarge(reduce(images).clamp(low, high))
 
         unknown = Unknown(first.clamp(low, high), low, high)
-        return Bound((unknown,), lambda tensors: scale.enlarge(tensors[0]), nearest)
+        return Bound((unknown,), lambda tensors: enlarge(tensors[0]), nearest)
 
 
 START_NOISE = 0.05
@@ -117,42 +118,32 @@ def check_factor(factor: int) -> None:
         raise UsageError(f"images.factor must be a whole number of at least 1, got {factor!r}.")
 
 
-@dataclass(frozen=True, eq=False)
-class Enlargement:
-    """Bicubic enlargement by a whole factor, and its least squares inverse."""
+Resize = Callable[[Tensor], Tensor]
 
-    factor: int
-    small_shape: tuple[int, int, int]
-    down: Tensor  # (h / factor, h)
-    across: Tensor  # (w / factor, w)
 
-    @classmethod
-    def of(cls, observation: Observation, factor: int) -> Enlargement:
-        """Make the enlargement for the images of an observation; their sides must be multiples of the factor."""
-        channels, height, width = observation.knows.shape
-        if height % factor or width % factor:
-            raise UsageError(
-                f"images.factor must divide the height and the width of the images, {height} and {width}, got "
-                f"{factor}: choose a common divisor, or resize the data."
-            )
-        kind = like(observation)
-        small = (channels, height // factor, width // factor)
-        down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small[1:])
-        return cls(factor, small, down, across)
+def enlargement(observation: Observation, factor: int) -> tuple[tuple[int, int, int], Resize, Resize]:
+    """Return the shape of the small images, their bicubic enlargement by a whole factor, and its least squares inverse.
 
-    def enlarge(self, small: Tensor) -> Tensor:
-        """Enlarge images.  # (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
-        if self.factor == 1:
+    The inverse gives the small images with the enlargement that is nearest in squared error. The sides of the images
+    must be multiples of the factor.  # (epochs, n, c, h / factor, w / factor) <-> (epochs, n, c, h, w)
+    """
+    channels, height, width = observation.knows.shape
+    if height % factor or width % factor:
+        raise UsageError(
+            f"images.factor must divide the height and the width of the images, {height} and {width}, got "
+            f"{factor}: choose a common divisor, or resize the data."
+        )
+    small_shape = (channels, height // factor, width // factor)
+    kind = like(observation)
+    down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small_shape[1:])
+
+    def enlarge(small: Tensor) -> Tensor:
+        if factor == 1:
             return small
-        flat = F.interpolate(small.flatten(0, 1), scale_factor=self.factor, mode="bicubic", align_corners=False)
+        flat = F.interpolate(small.flatten(0, 1), scale_factor=factor, mode="bicubic", align_corners=False)
         return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
-    def reduce(self, images: Tensor) -> Tensor:
-        """Return the unknowns with the enlargement that is nearest to the images in squared error."""
-        return self.down @ images @ self.across.mT
-
-    def nearest(self, images: Tensor) -> Tensor:
-        return self.enlarge(self.reduce(images))
+    return small_shape, enlarge, lambda images: down @ images @ across.mT
 
 
 def bicubic_matrix(side: int, factor: int) -> Tensor:
