@@ -41,8 +41,15 @@ from fedglass.attack.forward.through import (
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
 from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
+from fedglass.attack.images.pixels import (
+    BoundedEpochPixels,
+    BoundedLowResolution,
+    EpochPixels,
+    FreePixels,
+    LowResolution,
+    OrderedEpochPixels,
+    Pixels,
+)
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
 from fedglass.attack.labels.counts import (
     BiasCounts,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact

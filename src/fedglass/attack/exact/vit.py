@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, cut_at, hook
-from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
+from fedglass.attack.exact.cut import Cut, cut_at
+from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
 from fedglass.attack.exact.verify import message_of

@@ -21,6 +21,11 @@ def network_of(observation: Observation) -> Network:
     return Network(observation.model, observation.buffers, statistics)
 
 
+def like(observation: Observation) -> Tensor:
+    """Return a tensor of the message, for the device and type of the attack's tensors."""
+    return next(iter(observation.update.values()))
+
+
 def leaves(observation: Observation, network: Network) -> list[Tensor]:
     """Return the weights before training, in the network's order, ready to be differentiated."""
     return [observation.before[name].detach().clone().requires_grad_() for name in network.names]

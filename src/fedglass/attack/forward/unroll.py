@@ -48,7 +48,6 @@ class Unroll(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -69,7 +68,6 @@ class UnrollEpochs(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.passes(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:

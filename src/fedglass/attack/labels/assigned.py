@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound, Evaluation, Forward, Labels, binding_of, check_labels
 from fedglass.attack.stages import energy_rank

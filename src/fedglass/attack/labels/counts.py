@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, head_weight, network_of, step_length
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import head_of, head_weight, like, network_of, step_length
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
