@@ -35,7 +35,7 @@ DEFAULT, PATHS = "fedglass_default", "fedglass_paths"
 
 def run_by_default(why_not: WhyNotByDefault) -> Callable[[Recipe], Recipe]:
     """Mark a recipe that runs by default, on every message that `why_not` has no reason against."""
-    return _mark(DEFAULT, why_not)
+    return mark_with(DEFAULT, why_not)
 
 
 def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
@@ -46,7 +46,7 @@ def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
 
 def path_options(**locate: Locate) -> Callable[[Recipe], Recipe]:
     """Mark the options of a recipe that are paths, each with the function that resolves it."""
-    return _mark(PATHS, locate)
+    return mark_with(PATHS, locate)
 
 
 def locate_paths(recipe: Any, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def locate_paths(recipe: Any, options: Mapping[str, Any], folder: Path) -> dict[
     return {name: paths[name](value, folder) if name in paths else value for name, value in options.items()}
 
 
-def _mark(attribute: str, value: object) -> Callable[[Recipe], Recipe]:
+def mark_with(attribute: str, value: object) -> Callable[[Recipe], Recipe]:
+    """Return a decorator that sets an attribute of a function and leaves it as it is."""
+
     def mark(recipe: Recipe) -> Recipe:
         setattr(recipe, attribute, value)
         return recipe

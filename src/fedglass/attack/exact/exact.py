@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
+from fedglass.attack.defaults import mark_with
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
@@ -59,12 +60,7 @@ Method = TypeVar("Method", bound=ExactMethod)
 
 def costs(seconds: float) -> Callable[[Method], Method]:
     """Mark a method with about how many seconds it takes if it applies: cheap methods are tried first."""
-
-    def mark(method: Method) -> Method:
-        setattr(method, COST, seconds)
-        return method
-
-    return mark
+    return mark_with(COST, seconds)
 
 
 def cost_of(name: str) -> float:
