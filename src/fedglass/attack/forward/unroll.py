@@ -39,7 +39,7 @@ class Unroll(Simulation):
     the server weighs them (the paper has clients of equal size). Each client has its share of the candidate's examples
     [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. The paper has plain SGD; with
     another optimiser, each step's gradient is replaced by the direction in which that optimiser moves.
-    `budget_mib` bounds the memory of the simulation, see `fl.memory`.
+    `budget_mib` bounds the memory of the simulation, see `fl.trajectory.fit`.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.CLIENT_SIZES})
