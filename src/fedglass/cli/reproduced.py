@@ -128,11 +128,11 @@ def measures_in_words(record: Record) -> str:
     if record.status == "failed":
         return f"failed ({record.error})"
     values = measures_of(record)
-    names = ("psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
+    names = ("accuracy", "psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
     texts = [f"{name} {values[name]:.3g}" for name in names if name in values]
     shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
     texts += [f"{name} {values[name]:.3f}" for name in shares if name in values]
-    return f"{', '.join(texts)}, {record.seconds:.0f} s"
+    return ", ".join([*texts, f"{record.seconds:.0f} s"])
 
 
 def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
