@@ -219,8 +219,8 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
         {probe.iterations for cell in attacked if isinstance(probe := cell.experiment.probe, PeerRmse | ValidatedRmse)}
     )
     return [
-        f"Here {_listed(clients)} clients with {_listed(sizes)} images each, where the paper has {CLIENTS} with "
-        f"{BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
+        f"Here {_listed(clients)} clients with {_listed(sizes)} attacked images each, where the paper has {CLIENTS} "
+        f"with {BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
         f"{_listed(rounds)}."
     ]
 
