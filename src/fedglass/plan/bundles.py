@@ -20,7 +20,7 @@ from fedglass.fl.release import Protection
 from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensors
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import BundleTable, DefenceTable
+from fedglass.plan.tables import BundleTable, PartTable
 from fedglass.recordings.format import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved import defence_text
@@ -204,7 +204,7 @@ def _protection(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
     if any(origin_of("defences", part["name"]) != BUILT_IN or ":" in part["name"] for part in parts):
         return None
     try:
-        return defences_of([DefenceTable(name=part["name"], **(part.get("options") or {})) for part in parts])
+        return defences_of([PartTable(name=part["name"], **(part.get("options") or {})) for part in parts])
     except (UsageError, TypeError, ValueError):
         return None
 

@@ -28,7 +28,7 @@ from fedglass.plan.federation import check_parts, simulated
 from fedglass.plan.loose_files import check_recording, recorded_message
 from fedglass.plan.options import checked_options, defences_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
-from fedglass.plan.tables import BundleTable, DefenceTable, FederationTable, RecordingTable
+from fedglass.plan.tables import BundleTable, FederationTable, PartTable, RecordingTable
 from fedglass.recipes import recipe
 
 ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
@@ -48,7 +48,7 @@ def _simulations(table: FederationTable, plan: Plan, adversary: AdversaryTable, 
         raise UsageError(f"federation.sweep: {unknown_name('defence of the plan', sweep.defence, names)}")
     for value in sweep.values:
         changed = [
-            DefenceTable.model_validate({"name": defence.name, **defence.options, sweep.option: value})
+            PartTable.model_validate({"name": defence.name, **defence.options, sweep.option: value})
             if defence.name == sweep.defence
             else defence
             for defence in defences

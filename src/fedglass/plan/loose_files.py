@@ -29,7 +29,7 @@ from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable, RecordingTable
+from fedglass.plan.tables import PartTable, RecordingTable
 from fedglass.recordings.saved import defence_text
 
 DEFENDED = ("Defended, as the plan says.",)
@@ -165,7 +165,7 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
     )
 
 
-def defence_texts(defended: bool | list[DefenceTable]) -> tuple[str, ...]:
+def defence_texts(defended: bool | list[PartTable]) -> tuple[str, ...]:
     """Return the sentences about what protects a client, from the plan's key `defended`."""
     if isinstance(defended, list):
         return tuple(defence_text(name) for name in defence_names(defences_of(defended)))

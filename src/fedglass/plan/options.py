@@ -23,7 +23,7 @@ from fedglass.data.catalogue import load, located
 from fedglass.federation.views import Together, View
 from fedglass.fl.release import Protection
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable, Named
+from fedglass.plan.tables import PartTable
 
 PLAIN = (int, float, bool, str)
 Range = tuple[Callable[[float], bool], str]
@@ -145,13 +145,13 @@ def defaults_in_words(make: Callable[..., object]) -> str:
     return ", ".join(shown)
 
 
-def made(kind: str, table: Named) -> Any:
+def made(kind: str, table: PartTable) -> Any:
     """Return the part that a table names, with the table's options."""
     options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
     return make(kind, table.name, **options)
 
 
-def defences_of(tables: Sequence[DefenceTable]) -> Protection:
+def defences_of(tables: Sequence[PartTable]) -> Protection:
     """Return the defences as at most one gradient function, and the releases one after another."""
     return Protection.of([made("defences", table) for table in tables])
 

@@ -49,7 +49,7 @@ Folder = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ClientName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class Table(BaseModel):
+class PlanTable(BaseModel):
     """A table of a plan: unknown keys are refused, and the docstring of a key is its documentation.
 
     Strict: true is not 1, and "5" is not 5.
@@ -58,8 +58,8 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class Named(BaseModel):
-    """A registered part; all other keys are its options."""
+class PartTable(BaseModel):
+    """A rule, behaviour, defence or refinement by its name; all other keys are its options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
 
@@ -71,20 +71,16 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class DefenceTable(Named):
-    """A defence; all other keys are its options."""
-
-
 def listed(value: Any) -> Any:
     """Return a list for a single table: `[federation]` is short for `[[federation]]`."""
     return [value] if isinstance(value, dict) else value
 
 
 Listed = BeforeValidator(listed)
-Defences = Annotated[list[DefenceTable], Field(max_length=20), Listed]
+Defences = Annotated[list[PartTable], Field(max_length=20), Listed]
 
 
-class TrainingTable(Table):
+class TrainingTable(PlanTable):
     """The training of a client."""
 
     lr: LearningRate
@@ -151,7 +147,7 @@ class TrainingTable(Table):
         return OPTIMISERS[self.optimiser](**{name: value for name, value in options.items() if value is not None})
 
 
-class WhiteningTable(Table):
+class WhiteningTable(PlanTable):
     """Channel means and standard deviations, instead of the dataset's own."""
 
     mean: PerChannel
@@ -163,21 +159,13 @@ class WhiteningTable(Table):
         return Whitening(tuple(self.mean), tuple(self.std))
 
 
-class RuleTable(Named):
-    """An aggregation rule; all other keys are its options."""
-
-
-class BehaviourTable(Named):
-    """A behaviour of a client, such as poisoning; all other keys are its options."""
-
-
-class GroupTable(Table):
+class GroupTable(PlanTable):
     """Clients that differ from the others of their federation."""
 
     clients: SomeClients
     """Positions of these clients."""
-    behaviour: Annotated[list[BehaviourTable], Field(max_length=1000), Listed] = []
-    """One behaviour, or one for each round (the last one stays); left out: honest."""
+    behaviour: Annotated[list[PartTable], Field(max_length=1000), Listed] = []
+    """One behaviour, such as poisoning, or one for each round (the last one stays); left out: honest."""
     rejoins_after: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Rejected updates in a row after which a client comes back under a new name; left out: never."""
     defences: Defences | None = None
@@ -186,7 +174,7 @@ class GroupTable(Table):
     """Training instead of the federation's."""
 
 
-class SweepTable(Table):
+class SweepTable(PlanTable):
     """Several values for one option of a defence of the plan: each value gives its own federation."""
 
     defence: Name
@@ -197,7 +185,7 @@ class SweepTable(Table):
     """Values of the option; the report plots the attacks' scores over them, next to the best blind guess."""
 
 
-class FederationTable(Table):
+class FederationTable(PlanTable):
     """A federation to simulate."""
 
     name: Title = ""
@@ -242,7 +230,7 @@ class FederationTable(Table):
     """Whether the federation has the plan's defences; false: none, for comparison."""
     sweep: SweepTable | None = None
     """Run the federation once for each value of an option of a defence."""
-    rule: RuleTable | None = None
+    rule: PartTable | None = None
     """Aggregation rule of the server: `fedglass list rules`; left out: the mean."""
     group: Annotated[list[GroupTable], Field(max_length=10_000), Listed] = []
     """Groups of clients that differ from the others."""
@@ -281,7 +269,7 @@ class FederationTable(Table):
         return self
 
 
-class BundleTable(Table):
+class BundleTable(PlanTable):
     """A federation that a recorder wrote to a folder: `fedglass record-info`, docs/bundles.md."""
 
     bundle: Folder
@@ -312,7 +300,7 @@ class BundleTable(Table):
     """Whether a defence was in place, or which with what options; overrides the bundle's."""
 
 
-class RecordingTable(Table):
+class RecordingTable(PlanTable):
     """A message that was recorded from a real federation."""
 
     name: Title = ""
