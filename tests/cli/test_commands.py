@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from fedglass.attack.attack import Attack
-from fedglass.cli import init as template
+from fedglass.cli import plans as template
 from fedglass.cli.listing import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fedglass.cli import init as template
+from fedglass.cli import plans as template
 from fedglass.cli.listing import NAMED
 
 ROOT = Path(__file__).parents[2]

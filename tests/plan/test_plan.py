@@ -13,7 +13,7 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import SignRule
 from fedglass.audit.audit import threat_model
 from fedglass.audit.simulated import Simulated
-from fedglass.cli.init import DEMO, PLAN
+from fedglass.cli.plans import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training

@@ -77,12 +77,16 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+PATH = click.Path(path_type=Path)
+COUNT = click.IntRange(1)
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
 code_option = click.option(
     "--code",
     "folders",
     metavar="DIR",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder with modules that the plan may use, in addition to installed packages; may be repeated.",
 )
 
@@ -91,7 +95,6 @@ model_option = click.option(
     help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
 
-DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 public_option = click.option(
     "--public",
@@ -180,7 +183,7 @@ def executor_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--workers",
-        type=click.IntRange(1),
+        type=COUNT,
         help="Number of cases that run at a time.  [default: one per core; ray: the whole cluster; slurm: 16]",
     )
     @click.option(

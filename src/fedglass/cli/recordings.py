@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from fedglass.cli.options import Output, output_options
+from fedglass.cli.options import PATH, Output, output_options
 from fedglass.core.text import some
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ PUBLIC = (
 
 
 @click.command(short_help="Make one bundle of what a server and its clients have recorded.")
-@click.argument("into", type=click.Path(path_type=Path))
-@click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("into", type=PATH)
+@click.argument("bundles", type=PATH, nargs=-1, required=True)
 @output_options
 def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
     """Read every bundle of BUNDLES with every check and write what they hold together to the new folder INTO.
@@ -55,7 +55,7 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
 
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @output_options
 def record_info(bundle: Path, output: Output) -> None:
     """Check every file of BUNDLE and say what it holds, what contradicts it, and what is missing for which attack.

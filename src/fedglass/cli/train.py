@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import DEVICES, Output, code_option, importable, output_options
+from fedglass.cli.options import COUNT, DEVICES, PATH, Output, code_option, importable, output_options
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -25,23 +25,14 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.argument("data")
-        @click.option(
-            "-o",
-            "--output",
-            "place",
-            type=click.Path(path_type=Path),
-            required=True,
-            help="Output folder of the model.",
-        )
+        @click.option("-o", "--output", "place", type=PATH, required=True, help="Output folder of the model.")
         @click.option(
             "--minutes",
             type=click.FloatRange(0, min_open=True),
             help=f"Time limit.  [default: {usual_minutes}, without --steps]",
         )
         @click.option(
-            "--steps",
-            type=click.IntRange(1),
-            help="Limit of training steps. Without --minutes the result is reproducible.",
+            "--steps", type=COUNT, help="Limit of training steps. Without --minutes the result is reproducible."
         )
         @click.option("--side", type=click.IntRange(4, 512), help="Resize images to this side.  [default: their own]")
         @click.option("--split", type=click.Choice(["train", "test"]), default="train", show_default=True)
@@ -164,7 +155,7 @@ def train_diffusion(
 
 
 @click.command(short_help="Train a model and save it at given test accuracies.")
-@click.argument("plan", required=False, type=click.Path(path_type=Path))
+@click.argument("plan", required=False, type=PATH)
 @click.option(
     "--data",
     help="Data source as in a plan, such as cifar10:PATH; see `fedglass list datasets`.  [default: the plan's]",
@@ -175,7 +166,7 @@ def train_diffusion(
 )
 @click.option("--size", type=click.IntRange(1, 2048), help="Resize images to this side.  [default: the plan's]")
 @click.option("--at", "targets", default="25,50,75", show_default=True, help="Test accuracies in percent.")
-@click.option("--epochs", type=click.IntRange(1), default=30, show_default=True, help="Limit of epochs.")
+@click.option("--epochs", type=COUNT, default=30, show_default=True, help="Limit of epochs.")
 @click.option("--batch", type=int, default=64, show_default=True)
 @click.option("--lr", type=float, default=0.05, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
@@ -184,7 +175,7 @@ def train_diffusion(
 @click.option("--every", type=int, default=20, show_default=True, help="Steps between tests.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", type=DEVICES, default="auto", show_default=True)
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
+@click.option("-o", "--output", "place", type=PATH, default=Path("stages"), show_default=True)
 @code_option
 @output_options
 def train(

@@ -24,7 +24,7 @@ from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import MANIFEST, OF_CLIENT, sheet
+from fedglass.recordings.format import MANIFEST, OF_CLIENT
 from fedglass.recordings.reader import read_index
 from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 
@@ -275,6 +275,6 @@ def copy_training(writer: BundleWriter, folder: Path, index: int) -> None:
     if not (folder / MANIFEST).exists():
         return
     manifest, rounds = read_index(folder)
-    writer.add_facts(sheet(manifest.facts))
+    writer.add_facts(manifest.facts)
     for message in rounds[index].messages if index in rounds else ():
-        writer.round(index).add_client_facts(message.client, sheet(message.facts))
+        writer.round(index).add_client_facts(message.client, message.facts)

@@ -15,7 +15,7 @@ from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
+from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
@@ -65,7 +65,7 @@ def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) 
     writer.add_facts(merge_or_fail(writer.known_facts, bundle.facts))
     for client, facts in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.add_constant_facts(name, merge_or_fail(writer.constant_facts(name), sheet(facts)))
+        writer.add_constant_facts(name, merge_or_fail(writer.constant_facts(name), facts))
     for client in bundle.clients:
         writer.position_of(names.get(client, client))
     for index, round_ in bundle.rounds.items():
@@ -76,7 +76,7 @@ def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) 
             _add_message(new, bundle, message, names.get(message.client, message.client))
         if round_.aggregated is not None and _is_new(bundle, round_.aggregated, writer, new.state.aggregated):
             new.aggregated(bundle.arrays(round_.aggregated), form=round_.aggregated.form)
-        new.add_facts(merge_or_fail(sheet(new.state.facts), _with_names(sheet(round_.facts), names)))
+        new.add_facts(merge_or_fail(new.state.facts, _with_names(round_.facts, names)))
 
 
 def _add_message(new: RoundWriter, bundle: Bundle, message: MessageFacts, name: str) -> None:
@@ -87,7 +87,7 @@ def _add_message(new: RoundWriter, bundle: Bundle, message: MessageFacts, name: 
         new.received(name, bundle.arrays(message.received), form=message.received.form)
     if message.absent is not None and recorded.received is None:
         new.absent(name, message.absent)
-    new.add_client_facts(name, merge_or_fail(sheet(new.message(name).facts), sheet(message.facts)))
+    new.add_client_facts(name, merge_or_fail(new.message(name).facts, message.facts))
 
 
 def _with_names(facts: FactSheet, names: Mapping[str, str]) -> FactSheet:

@@ -16,7 +16,7 @@ from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Par
 from fedglass.federation.truth import Examples, Truths
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
-from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
+from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred
 from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle, aggregated_clients
 from fedglass.recordings.training_facts import participant_of
@@ -258,7 +258,7 @@ class TranscriptReader:
 
 def rule_of(bundle: Bundle, index: int) -> str:
     """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
-    rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
+    rule = preferred(bundle.rounds[index].facts, "rule", preferred(bundle.facts, "rule"))
     if rule is None:
         return UNKNOWN_RULE
     options = rule.get("options") or {}

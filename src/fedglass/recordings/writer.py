@@ -34,7 +34,6 @@ from fedglass.recordings.format import (
     RoundRef,
     Source,
     overlay,
-    sheet,
     signed,
 )
 from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
@@ -85,7 +84,7 @@ class RoundWriter:
             self.check_new_message(client)
             sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
             ref = self._store(arrays, f"client-{position:05}", form)
-            self._write_message(client, received=ref, facts=overlay(sheet(self.message(client).facts), sheet_of_reply))
+            self._write_message(client, received=ref, facts=overlay(self.message(client).facts, sheet_of_reply))
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """Record the result of the aggregation rule; `kept` are the clients that the rule accepted, if it says so."""
@@ -93,7 +92,7 @@ class RoundWriter:
             self._check_new(self.state.aggregated, "the aggregate")
             ref = self._store(arrays, "aggregated", form)
             accepted = OF_ROUND.told({"kept": kept}, "read")
-            self._write(aggregated=ref, facts=overlay(sheet(self.state.facts), accepted))
+            self._write(aggregated=ref, facts=overlay(self.state.facts, accepted))
 
     def absent(self, client: str, reason: str = "") -> None:
         """Record that a client was called and sent nothing, or an error."""
@@ -111,19 +110,19 @@ class RoundWriter:
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of this round with their sources."""
         with self.bundle.exclusive():
-            self._write(facts=overlay(sheet(self.state.facts), facts))
+            self._write(facts=overlay(self.state.facts, facts))
 
     def add_client_facts(self, client: str, facts: FactSheet) -> None:
         """Record facts of a client in this round with their sources."""
         with self.bundle.exclusive():
             self.bundle.position_of(client)  # refuses what is not a name
-            self._write_message(client, facts=overlay(sheet(self.message(client).facts), facts))
+            self._write_message(client, facts=overlay(self.message(client).facts, facts))
 
     def replace_client_facts(self, client: str, facts: FactSheet) -> None:
         """Replace the facts of these sources about a client: a round that is run again may have fewer."""
         sources = {source for values in facts.values() for source in values}
         with self.bundle.exclusive():
-            before = sheet(self.message(client).facts)
+            before = self.message(client).facts
             remaining = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
             remaining = {name: values for name, values in remaining.items() if values}
             self._write_message(client, facts=overlay(remaining, facts))
@@ -300,11 +299,11 @@ class BundleWriter:
     @property
     def known_facts(self) -> FactSheet:
         """The facts of the federation that were recorded so far."""
-        return sheet(self._manifest.facts)
+        return self._manifest.facts
 
     def constant_facts(self, client: str) -> FactSheet:
         """Return the facts of a client that hold in every round."""
-        return sheet(self._manifest.always.get(client, {}))
+        return self._manifest.always.get(client, {})
 
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the arrays of a file of this bundle."""

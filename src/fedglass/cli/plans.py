@@ -1,21 +1,33 @@
-"""`fedglass init` writes a commented plan; the plans of the demo are here too."""
+"""`fedglass init` writes a commented plan, `check` validates one, `schema` prints the schema; also the demo's plans."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fedglass.cli.options import (
+    PATH,
     Output,
+    announce,
     announce_named,
     code_option,
     importable,
     model_option,
     output_options,
+    plain,
     public_option,
 )
 from fedglass.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedglass.audit.target import Section
+    from fedglass.plan.code import Code
 
 PLAN = """\
 # A fedglass plan: what is audited, the adversary, the attacks, and the pass and fail criteria.
@@ -187,11 +199,9 @@ refine = { name = "ddrm", model = "glyphs", factor = 2 }
 
 
 @click.command(short_help="Write a commented plan.")
-@click.argument("path", type=click.Path(path_type=Path), default="plan.toml")
+@click.argument("path", type=PATH, default="plan.toml")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option(
-    "--from", "bundle", type=click.Path(path_type=Path), help="Folder of a recorded federation that the plan audits."
-)
+@click.option("--from", "bundle", type=PATH, help="Folder of a recorded federation that the plan audits.")
 @model_option
 @public_option
 @code_option
@@ -236,8 +246,6 @@ def init(
 
 def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None, output: Output) -> str:
     """Return the plan of a bundle, with the bundle's path relative to the plan."""
-    import os
-
     from fedglass.plan.draft import draft
 
     announce_named(model, public, output)
@@ -246,3 +254,81 @@ def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None
     if drafted.problem:
         output.note(f"The plan is not ready yet: {drafted.problem}")
     return drafted.text
+
+
+@click.command(short_help="Validate a plan and print its threat model.")
+@click.argument("plan", type=PATH)
+@click.option("--no-code", is_flag=True, help="Run none of the plan's own code, and check everything else.")
+@code_option
+@output_options
+@click.pass_context
+def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ...], output: Output) -> None:
+    """Validate PLAN with its data and its model, and print who attacks what.
+
+    The command runs no attack and writes nothing. A plan that contains package.module:name runs that code. fedglass
+    prints the name before it imports the code, and looks for it only in installed packages and the folders of --code.
+    With --no-code it imports none of this code, and lists what it could not check.
+
+    \b
+    Examples:
+      fedglass check plan.toml
+      fedglass check plan.toml --code .
+      fedglass check unknown-plan.toml --no-code
+    """
+    if no_code and folders:
+        raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
+    ctx.with_resource(importable(folders))
+    from fedglass.audit.audit import threat_model
+    from fedglass.plan.code import code_of
+    from fedglass.plan.compile import check_without_code, compile_plan
+    from fedglass.plan.schema import read_plan
+
+    (parsed, text), folder = read_plan(plan), plan.resolve().parent
+    code = code_of(parsed)
+    unchecked = code if no_code else ()
+    if not no_code:
+        announce(parsed, output)
+    sections = check_without_code(parsed, folder) if unchecked else threat_model(compile_plan(parsed, folder, text))
+    if output.in_words:
+        _show(sections, unchecked, plan)
+    output.answer(
+        {
+            "plan": str(plan),
+            "sound": True,
+            "complete": not unchecked,
+            "code": list(map(asdict, code)),
+            "not_checked": list(map(asdict, unchecked)),
+            "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
+        }
+    )
+
+
+def _show(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for section in sections:
+        console.print(Text(plain(section.title), style="bold"))
+        for line in section.lines:
+            console.print(Text(plain(f"  {line}")))
+    if not unchecked:
+        console.print(Text(plain(f"{plan} is sound."), style="green"))
+        return
+    names = ", ".join(map(str, unchecked))
+    console.print(Text(plain(f"{plan} is sound, except for code that was not checked: {names}."), style="yellow"))
+
+
+@click.command(short_help="Print the JSON schema of a plan, for editors.")
+def schema() -> None:
+    """Print the JSON schema of plan files: every key, its type, range and meaning.
+
+    Editors with support for TOML schemas use it to complete and check a plan.
+
+    \b
+    Example:
+      fedglass schema > plan.schema.json
+    """
+    from fedglass.plan.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))
