@@ -153,7 +153,7 @@ def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.
     listed = fedglass("list", kind)
     assert listed.exit_code == 0
     found = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
-    assert all(f"{each.name}\n" in listed.output for each in found)
+    assert all(f"{each['name']}\n" in listed.output for each in found)
 
 
 def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:

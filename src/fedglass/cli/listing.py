@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import click
 
@@ -26,62 +25,56 @@ CONFIGURED = ("attacks", "defences", "rules", "behaviours", "refinements")
 """Kinds with options in a plan; fedglass itself gives the other kinds all that they need."""
 
 
-@dataclass(frozen=True)
-class ListEntry:
-    """One name with its summary, and further facts by heading; empty facts are not shown."""
-
-    name: str
-    summary: str
-    facts: Sequence[tuple[str, str]] = ()
+Listed = dict[str, str]
+"""One name with its summary, and further facts by heading, as `--json` prints them."""
 
 
-def registered(kind: str) -> list[ListEntry]:
+def _listed(name: str, summary: str, **facts: str) -> Listed:
+    return {"name": name, "summary": summary, **{heading: text for heading, text in facts.items() if text}}
+
+
+def registered(kind: str) -> list[Listed]:
     """Return the parts of a kind, built in or from installed packages, and how to name your own."""
     needed = OWN_CODE.get(kind, f"a function or a class that makes the {KINDS[kind].noun}")
-    own_code = ListEntry("package.module:name", f"your own: {needed}")
-    return [*(_listed(entry) for entry in entries(kind)), own_code]
+    return [*map(_registered, entries(kind)), _listed("package.module:name", f"your own: {needed}")]
 
 
-def _listed(entry: Entry) -> ListEntry:
-    problem, facts = entry.problem, []
+def _registered(entry: Entry) -> Listed:
+    problem, facts = entry.problem, dict[str, str]()
     try:
-        facts = [] if problem else _facts(entry)
+        facts = {} if problem else _facts(entry)
     except UsageError as error:
         problem = str(error)
-    name = entry.name if problem else listed_name(entry)
-    shown = [*facts, ("paper", entry.paper), ("from", entry.origin), ("not usable", problem)]
-    return ListEntry(name, entry.summary, shown)
+    facts |= {"paper": entry.paper, "from": entry.origin, "not_usable": problem}
+    return _listed(entry.name if problem else listed_name(entry), entry.summary, **facts)
 
 
-def _facts(entry: Entry) -> list[tuple[str, str]]:
+def _facts(entry: Entry) -> dict[str, str]:
     from fedglass.plan.options import defaults_in_words
 
     if entry.kind == "metrics":
         scale = scale_of(entry.name)
-        return [("unit", scale.unit), ("reading", f"{'higher' if scale.higher_leaks else 'lower'} leaks more")]
-    return [("options", defaults_in_words(entry.value))] if entry.kind in CONFIGURED else []
+        return {"unit": scale.unit, "reading": f"{'higher' if scale.higher_leaks else 'lower'} leaks more"}
+    return {"options": defaults_in_words(entry.value)} if entry.kind in CONFIGURED else {}
 
 
-def parts() -> list[ListEntry]:
+def parts() -> list[Listed]:
     from fedglass.attack.defaults import inventory
 
-    return [
-        ListEntry(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
-        for p in inventory()
-    ]
+    return [_listed(p.name, f"{p.kind}: {p.summary}", cites="; ".join(p.papers), module=p.module) for p in inventory()]
 
 
 PARTITIONS = [
-    ListEntry("iid", "shuffled and split evenly"),
-    ListEntry("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
-    ListEntry("writers", "one writer per client, for datasets that name them"),
+    _listed("iid", "shuffled and split evenly"),
+    _listed("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
+    _listed("writers", "one writer per client, for datasets that name them"),
 ]
 VIEWS = [
-    ListEntry("server", "a curious server that sees the update of each client"),
-    ListEntry("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
-    ListEntry("peer", "a curious client that sees the global model before and after a round; it knows its own update"),
+    _listed("server", "a curious server that sees the update of each client"),
+    _listed("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
+    _listed("peer", "a curious client that sees the global model before and after a round; it knows its own update"),
 ]
-UNREGISTERED: dict[str, Callable[[], list[ListEntry]]] = {
+UNREGISTERED: dict[str, Callable[[], list[Listed]]] = {
     "partitions": lambda: PARTITIONS,
     "views": lambda: VIEWS,
     "parts": parts,
@@ -105,24 +98,19 @@ def list_known(kind: str | None, output: Output) -> None:
     chosen = [kind] if kind else [*NAMED, *UNREGISTERED]
     by_kind = {name: UNREGISTERED[name]() if name in UNREGISTERED else registered(name) for name in chosen}
     if output.as_json:
-        output.answer({name: [_value(entry) for entry in listed] for name, listed in by_kind.items()})
+        output.answer(by_kind)
         return
     for number, (name, listed) in enumerate(by_kind.items()):
         if output.quiet:
             for entry in listed:
-                click.echo(plain(entry.name))
+                click.echo(plain(entry["name"]))
             continue
         if not kind:
             click.echo(("\n" if number else "") + name.upper())
         _show(listed)
 
 
-def _value(entry: ListEntry) -> dict[str, object]:
-    facts = {heading.replace(" ", "_"): text for heading, text in entry.facts if text}
-    return {"name": entry.name, "summary": entry.summary, **facts}
-
-
-def _show(listed: Sequence[ListEntry]) -> None:
+def _show(listed: Sequence[Listed]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -130,8 +118,9 @@ def _show(listed: Sequence[ListEntry]) -> None:
     # An entry of a few lines instead of a row: citations in a narrow column cannot be read.
     console = Console(highlight=False, soft_wrap=False)
     for entry in listed:
-        console.print(Text(plain(entry.name), style="bold"))
-        console.print(Padding(Text(plain(entry.summary)), (0, 0, 0, 4)))
-        for heading, text in entry.facts:
-            if text:
-                console.print(Padding(Text(f"{heading}: {plain(text)}", style="dim"), (0, 0, 0, 4)))
+        _, _, *facts = entry.items()
+        console.print(Text(plain(entry["name"]), style="bold"))
+        console.print(Padding(Text(plain(entry["summary"])), (0, 0, 0, 4)))
+        for heading, text in facts:
+            line = f"{heading.replace('_', ' ')}: {plain(text)}"
+            console.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))

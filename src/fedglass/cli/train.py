@@ -37,7 +37,7 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
         @click.option("--side", type=click.IntRange(4, 512), help="Resize images to this side.  [default: their own]")
         @click.option("--split", type=click.Choice(["train", "test"]), default="train", show_default=True)
         @click.option("--lr", type=float, default=2e-3, show_default=True)
-        @click.option("--batch", type=click.IntRange(1, 4096), default=32, show_default=True)
+        @click.option("--batch", "batch_size", type=click.IntRange(1, 4096), default=32, show_default=True)
         @click.option("--mirror", is_flag=True, help="Mirror images at random.")
         @click.option("--seed", type=int, default=0, show_default=True)
         @code_option
@@ -49,10 +49,6 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
             steps: int | None,
             side: int | None,
             split: str,
-            lr: float,
-            batch: int,
-            mirror: bool,
-            seed: int,
             folders: tuple[Path, ...],
             **values: Any,
         ) -> None:
@@ -60,7 +56,8 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
             from fedglass.diffusion.training import TrainingOptions
 
             ends = minutes if minutes is not None or steps is not None else usual_minutes
-            course = TrainingOptions(steps=steps, minutes=ends, lr=lr, batch_size=batch, mirror=mirror, seed=seed)
+            more = {name: values.pop(name) for name in ("lr", "batch_size", "mirror", "seed")}
+            course = TrainingOptions(steps=steps, minutes=ends, **more)
             with importable(folders):
                 images = load(data, split=split, size=side)
             command(images=images, course=course, **values)
@@ -167,7 +164,7 @@ def train_diffusion(
 @click.option("--size", type=click.IntRange(1, 2048), help="Resize images to this side.  [default: the plan's]")
 @click.option("--at", "targets", default="25,50,75", show_default=True, help="Test accuracies in percent.")
 @click.option("--epochs", type=COUNT, default=30, show_default=True, help="Limit of epochs.")
-@click.option("--batch", type=int, default=64, show_default=True)
+@click.option("--batch", "batch_size", type=int, default=64, show_default=True)
 @click.option("--lr", type=float, default=0.05, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
 @click.option("--weight-decay", type=float, default=5e-4, show_default=True)
@@ -186,17 +183,12 @@ def train(
     size: int | None,
     targets: str,
     epochs: int,
-    batch: int,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    mirror: bool,
-    every: int,
     seed: int,
     device: str,
     place: Path,
     folders: tuple[Path, ...],
     output: Output,
+    **course: Any,
 ) -> None:
     """Train a model, and save its weights when it first reaches each of the given test accuracies.
 
@@ -216,14 +208,14 @@ def train(
     from fedglass.train.classifiers import BEST, ClassifierOptions, choose_start, name_of, train_to
 
     wanted = percentages(targets)
-    course = ClassifierOptions(lr, momentum, weight_decay, batch, mirror, every, seed)
+    options = ClassifierOptions(**course, seed=seed)
     with importable(folders):
         begin = choose_start(plan, seed, data=data, model=model, init=init, size=size)
         kind = device_named(device).type
         begin.model.to(kind)
         with TrainingScreen(digits=3, quiet=output.quiet) as screen:
             screen.line(f"{begin.title}, on {kind}")
-            state = train_to(wanted, begin, course, epochs, place, screen)
+            state = train_to(wanted, begin, options, epochs, place, screen)
     paths = {target: place / f"{name_of(target)}.safetensors" for target in wanted}
     reached = {target: state.reached[name_of(target)] for target in wanted if name_of(target) in state.reached}
     missed = [target for target in wanted if target not in reached]
