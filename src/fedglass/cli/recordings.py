@@ -14,7 +14,8 @@ from fedglass.core.text import some
 
 if TYPE_CHECKING:
     from fedglass.plan.draft import BundleInfo
-    from fedglass.recordings.format import FactSheet, RoundFacts
+    from fedglass.recordings.facts import FactSheet
+    from fedglass.recordings.format import RoundFacts
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -157,7 +158,7 @@ def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str
     """Yield each fact with its source; a recorder's sentences, which say what cannot be relied on, are in full."""
     import json
 
-    from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS
+    from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS
 
     for name, values in sheet.items():
         if name == RESERVATIONS:

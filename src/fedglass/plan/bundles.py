@@ -21,7 +21,7 @@ from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensor
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
-from fedglass.recordings.format import RESERVATIONS, preferred
+from fedglass.recordings.facts import RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved import defence_text
 from fedglass.recordings.selection import (

@@ -35,7 +35,7 @@ from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages

@@ -24,7 +24,8 @@ from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import MANIFEST, OF_CLIENT
+from fedglass.recordings.facts import OF_CLIENT
+from fedglass.recordings.format import MANIFEST
 from fedglass.recordings.reader import read_index
 from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.steps import Gradient, ObservedStep
-from fedglass.recordings.format import INPUTS, RESERVATION_IDS, RESERVATIONS
+from fedglass.recordings.facts import INPUTS, RESERVATION_IDS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""

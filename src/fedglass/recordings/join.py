@@ -14,8 +14,8 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
-from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail
+from fedglass.recordings.facts import FactSheet, merge_or_fail
+from fedglass.recordings.format import MANIFEST, FileRef, MessageFacts, read_at_most
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,

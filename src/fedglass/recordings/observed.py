@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
-from fedglass.recordings.format import SOURCES, FactSheet, disputed, overlay, preferred
+from fedglass.recordings.facts import SOURCES, FactSheet, disputed, overlay, preferred
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]

@@ -23,20 +23,20 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
+from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (
+    DTYPE_NAMES,
     FORMAT,
     MANIFEST,
     MOST_BYTES,
-    FactSheet,
     FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
     RoundRef,
     is_signed,
-    overlay,
-    preferred,
+    read_at_most,
+    read_exactly,
 )
 
 MOST_JSON_BYTES = 64 * 2**20

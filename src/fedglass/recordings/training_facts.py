@@ -14,7 +14,7 @@ from fedglass.core.tensors import MEAN
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Participant
 from fedglass.models.names import Names
-from fedglass.recordings.format import FactSheet, preferred
+from fedglass.recordings.facts import FactSheet, preferred
 from fedglass.recordings.observed import facts_with_observed, update_of
 from fedglass.recordings.reader import Bundle
 

@@ -16,7 +16,8 @@ from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Par
 from fedglass.federation.truth import Examples, Truths
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
-from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred
+from fedglass.recordings.facts import INPUTS, preferred
+from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS
 from fedglass.recordings.reader import Bundle, aggregated_clients
 from fedglass.recordings.training_facts import participant_of

@@ -19,22 +19,21 @@ from torch import Tensor
 from fedglass import __version__
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import make_folder, write_atomic
-from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, read_at_most, to_safetensors
+from fedglass.recordings.facts import INCOMPLETE, OF_CLIENT, OF_FEDERATION, OF_ROUND, FactSheet, Source, overlay
 from fedglass.recordings.format import (
-    INCOMPLETE,
     MANIFEST,
-    OF_CLIENT,
-    OF_FEDERATION,
-    OF_ROUND,
-    FactSheet,
+    Arrays,
     FileRef,
+    Form,
     Manifest,
     MessageFacts,
     RoundFacts,
     RoundRef,
-    Source,
-    overlay,
+    as_tensors,
+    lock_folder,
+    read_at_most,
     signed,
+    to_safetensors,
 )
 from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
 from fedglass.recordings.truth_files import check_examples, write_client_truth
