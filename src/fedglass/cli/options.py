@@ -121,7 +121,7 @@ def importable(folders: Sequence[Path]) -> Iterator[None]:
 
 def announce(plan: Plan, output: Output) -> None:
     """Print which code outside fedglass the plan is about to run."""
-    from fedglass.plan.code import code_of
+    from fedglass.plan.options import code_of
 
     names = ", ".join(map(str, code_of(plan)))
     if names:
@@ -130,7 +130,7 @@ def announce(plan: Plan, output: Output) -> None:
 
 def announce_named(model: str | None, public: str | None, output: Output) -> None:
     """Print that a model or a data set is code outside fedglass, before it runs."""
-    from fedglass.plan.code import code_named
+    from fedglass.plan.options import code_named
 
     named = {"models": model, "datasets": public}
     for code in (code for kind, name in named.items() if name is not None for code in code_named(kind, name)):

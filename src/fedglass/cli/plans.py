@@ -27,7 +27,7 @@ from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.target import Section
-    from fedglass.plan.code import Code
+    from fedglass.plan.options import Code
 
 PLAN = """\
 # A fedglass plan: what is audited, the adversary, the attacks, and the pass and fail criteria.
@@ -279,8 +279,8 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
         raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
     from fedglass.audit.audit import threat_model
-    from fedglass.plan.code import code_of
     from fedglass.plan.compile import check_without_code, compile_plan
+    from fedglass.plan.options import code_of
     from fedglass.plan.schema import read_plan
 
     (parsed, text), folder = read_plan(plan), plan.resolve().parent

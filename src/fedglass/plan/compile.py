@@ -5,6 +5,7 @@ A plan can also be checked without running code outside fedglass.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,14 +23,14 @@ from fedglass.core.foreign import no_code
 from fedglass.core.registry import factory, make, takes
 from fedglass.diffusion.stored import located_model
 from fedglass.metrics.catalogue import metric, why_not
-from fedglass.plan.bundles import open_bundle, recorded_bundle, spec_of
-from fedglass.plan.code import code_named, code_of
+from fedglass.plan.bundles import model_spec, open_bundle, recorded_bundle
 from fedglass.plan.federation import check_parts, simulated
 from fedglass.plan.loose_files import check_recording, recorded_message
-from fedglass.plan.options import checked_options, defences_of
+from fedglass.plan.options import checked_options, code_named, code_of, defences_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
 from fedglass.plan.tables import BundleTable, FederationTable, PartTable, RecordingTable
 from fedglass.recipes import recipe
+from fedglass.recordings.reader import read_bundle
 
 ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
 """Labels parts for an adversary that knows the true labels, and for one that knows those of each batch."""
@@ -79,7 +80,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
         source for table in plan.federation for source in _simulations(table, plan, plan.adversary, folder)
     ]
     if recorded is None:
-        recorded = [source for table in plan.recording for source in _recordings(table, plan.adversary, folder)]
+        recorded = list(_recordings(plan.recording, plan.adversary, folder))
     sources += recorded
     if plan.adversary.knows_batch_labels and not any(Fact.BATCH_LABELS in needs_of(a) for a in attacks.values()):
         raise UsageError(
@@ -93,11 +94,16 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
     return job
 
 
-def _recordings(table: RecordingTable | BundleTable, adversary: AdversaryTable, folder: Path) -> list[Recorded]:
-    """Return the sources of a recording's table: one message, or those of a bundle."""
-    if isinstance(table, BundleTable):
-        return recorded_bundle(table, adversary, folder)
-    return [recorded_message(table, adversary, folder)]
+def _recordings(
+    tables: Sequence[RecordingTable | BundleTable], adversary: AdversaryTable, folder: Path
+) -> Iterator[Recorded]:
+    """Yield the sources of recordings: one message, or those of a bundle, which is read once for all its tables."""
+    read = functools.cache(read_bundle)
+    for table in tables:
+        if isinstance(table, BundleTable):
+            yield from recorded_bundle(table, adversary, folder, open_bundle(table, folder, read))
+        else:
+            yield recorded_message(table, adversary, folder)
 
 
 def check_without_code(plan: Plan, folder: Path) -> list[Section]:
@@ -137,14 +143,12 @@ def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:
             check_parts(table, plan.seed, folder)
         else:
             sources += _simulations(table, plan, adversary, folder)
-    for recording in plan.recording:
-        if not code_of(recording):
-            sources += _recordings(recording, adversary, folder)
-        elif isinstance(recording, BundleTable):
-            spec_of(recording, *open_bundle(recording, folder))
+    for recording in filter(code_of, plan.recording):
+        if isinstance(recording, BundleTable):
+            model_spec(recording, *open_bundle(recording, folder))
         else:
             check_recording(recording, plan.adversary, folder)
-    return sources
+    return [*sources, *_recordings([table for table in plan.recording if not code_of(table)], adversary, folder)]
 
 
 def _attack(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:

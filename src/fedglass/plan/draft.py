@@ -29,7 +29,7 @@ from fedglass.core.types import Observation, Whitening
 from fedglass.data.catalogue import located
 from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, Together, ViewBuilder
-from fedglass.plan.bundles import OpenBundle, open_bundle, recorded_bundle
+from fedglass.plan.bundles import OpenBundle, input_problem, open_bundle, recorded_bundle
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
@@ -39,8 +39,7 @@ from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
-from fedglass.recordings.training_facts import participant_of
-from fedglass.recordings.transcript import input_problem
+from fedglass.recordings.transcript import participant_of
 
 NEEDED = ("model", "shape", "classes", "whitening")
 """Facts that every attack needs."""

@@ -31,9 +31,8 @@ from fedglass.models.catalogue import build
 from fedglass.models.fixed import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
-from fedglass.plan.code import code_named
 from fedglass.plan.loose_files import knows_of
-from fedglass.plan.options import defences_of, joined, made, public_of
+from fedglass.plan.options import code_named, defences_of, joined, made, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import FederationTable, GroupTable
 
