@@ -62,10 +62,10 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
 
 
 def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.add_facts(merge_or_fail(writer.known_facts, bundle.facts))
+    writer.add_facts(merge_or_fail(writer.manifest.facts, bundle.facts))
     for client, facts in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.add_constant_facts(name, merge_or_fail(writer.constant_facts(name), facts))
+        writer.add_constant_facts(name, merge_or_fail(writer.manifest.always.get(name, {}), facts))
     for client in bundle.clients:
         writer.position_of(names.get(client, client))
     for index, round_ in bundle.rounds.items():

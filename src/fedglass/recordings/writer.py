@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ class RoundWriter:
             self.check_new_message(client)
             sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
             ref = self._store(arrays, f"client-{position:05}", form)
-            self._write_message(client, received=ref, facts=overlay(self.message(client).facts, sheet_of_reply))
+            self._write_message(client, sheet_of_reply, received=ref)
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """Record the result of the aggregation rule; `kept` are the clients that the rule accepted, if it says so."""
@@ -114,22 +114,17 @@ class RoundWriter:
     def add_client_facts(self, client: str, facts: FactSheet) -> None:
         """Record facts of a client in this round with their sources."""
         with self.bundle.exclusive():
-            self.bundle.position_of(client)  # refuses what is not a name
-            self._write_message(client, facts=overlay(self.message(client).facts, facts))
+            self._write_message(client, facts)
 
     def replace_client_facts(self, client: str, facts: FactSheet) -> None:
         """Replace the facts of these sources about a client: a round that is run again may have fewer."""
-        sources = {source for values in facts.values() for source in values}
         with self.bundle.exclusive():
-            before = self.message(client).facts
-            remaining = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
-            remaining = {name: values for name, values in remaining.items() if values}
-            self._write_message(client, facts=overlay(remaining, facts))
+            self._write_message(client, facts, without={source for values in facts.values() for source in values})
 
     @property
     def state(self) -> RoundFacts:
         """The round as it was recorded so far."""
-        return self.bundle.round_facts(self.index)
+        return self.bundle.rounds.get(self.index, RoundFacts(index=self.index))
 
     def message(self, client: str) -> MessageFacts:
         """Return the entry of a client as it was recorded so far."""
@@ -146,10 +141,16 @@ class RoundWriter:
         self.bundle.put(ref.file, data)
         return ref
 
-    def _write_message(self, client: str, **changed: Any) -> None:
-        self.bundle.position_of(client)
+    def _write_message(
+        self, client: str, facts: FactSheet | None = None, *, without: Collection[Source] = (), **changed: Any
+    ) -> None:
+        """Change the entry of a client, and add facts to those that it has from other sources than `without`."""
+        self.bundle.position_of(client)  # refuses what is not a name
+        message = self.message(client)
+        before = {n: {s: v for s, v in values.items() if s not in without} for n, values in message.facts.items()}
+        combined = overlay({name: values for name, values in before.items() if values}, facts or {})
         entries = {message.client: message for message in self.state.messages}
-        entries[client] = self.message(client).model_copy(update=changed)
+        entries[client] = message.model_copy(update={"facts": combined, **changed})
         self._write(messages=list(entries.values()))
 
     def _write(self, **changed: Any) -> None:
@@ -201,7 +202,7 @@ class BundleWriter:
         self.folder = Path(folder)
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
         self._lock, self._depth, self._written = threading.RLock(), 0, b""
-        self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
+        self.manifest, self.rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
         _make_folder(self.folder)
         if (self.folder / MANIFEST).exists() and not resume:
             raise UsageError(
@@ -219,15 +220,12 @@ class BundleWriter:
                     yield
                     return
                 with lock_folder(self.folder):
-                    self._catch_up()
+                    path = self.folder / MANIFEST
+                    if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
+                        self.manifest, self.rounds = read_index(self.folder)
                     yield
             finally:
                 self._depth -= 1
-
-    def _catch_up(self) -> None:
-        path = self.folder / MANIFEST
-        if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
-            self._manifest, self._rounds = read_index(self.folder)
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Record facts of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
@@ -241,10 +239,9 @@ class BundleWriter:
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of the whole federation with their sources."""
         with self.exclusive():
-            recorded_facts = self.known_facts
-            combined = overlay(recorded_facts, facts)
+            combined = overlay(self.manifest.facts, facts)
             # A writer that continues a bundle and has nothing new needs no space on the disk.
-            if combined != recorded_facts or not (self.folder / MANIFEST).exists():
+            if combined != self.manifest.facts or not (self.folder / MANIFEST).exists():
                 self._write_manifest(facts=combined)
 
     def round(self, index: int) -> RoundWriter:
@@ -267,8 +264,8 @@ class BundleWriter:
         """Record facts of a client that hold in every round, with their sources."""
         with self.exclusive():
             self.position_of(client)
-            combined = overlay(self.constant_facts(client), facts)
-            self._write_manifest(always={**self._manifest.always, client: combined})
+            combined = overlay(self.manifest.always.get(client, {}), facts)
+            self._write_manifest(always={**self.manifest.always, client: combined})
 
     def truth(
         self,
@@ -295,15 +292,6 @@ class BundleWriter:
             write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
 
-    @property
-    def known_facts(self) -> FactSheet:
-        """The facts of the federation that were recorded so far."""
-        return self._manifest.facts
-
-    def constant_facts(self, client: str) -> FactSheet:
-        """Return the facts of a client that hold in every round."""
-        return self._manifest.always.get(client, {})
-
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the arrays of a file of this bundle."""
         return read_tensors(self.folder, ref)
@@ -312,17 +300,13 @@ class BundleWriter:
         """Return a client's position, which is in the names of its files; a new client comes last."""
         if not isinstance(client, str) or not 1 <= len(client) <= 200:
             raise UsageError(f"A client's name must be a text of 1 to 200 characters, got {client!r}.")
-        if client not in self._manifest.clients:
-            self._manifest = self._manifest.model_copy(update={"clients": [*self._manifest.clients, client]})
-        return self._manifest.clients.index(client)
-
-    def round_facts(self, index: int) -> RoundFacts:
-        """Return a round as it was recorded so far."""
-        return self._rounds.get(index, RoundFacts(index=index))
+        if client not in self.manifest.clients:
+            self.manifest = self.manifest.model_copy(update={"clients": [*self.manifest.clients, client]})
+        return self.manifest.clients.index(client)
 
     def write_round(self, facts: RoundFacts) -> None:
         """Write a round under a name that no manifest has yet: the old file stays until the manifest names the new."""
-        refs = {ref.index: ref for ref in self._manifest.rounds}
+        refs = {ref.index: ref for ref in self.manifest.rounds}
         old = refs.get(facts.index)
         version = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
         data = (facts.model_dump_json(indent=1) + "\n").encode()
@@ -331,13 +315,13 @@ class BundleWriter:
         digest = hashlib.sha256(data).hexdigest()
         refs[facts.index] = RoundRef(index=facts.index, file=name, sha256=digest, bytes=len(data))
         self._write_manifest(rounds=sorted(refs.values(), key=lambda ref: ref.index))
-        self._rounds[facts.index] = facts
+        self.rounds[facts.index] = facts
         if old is not None:
             (self.folder / old.file).unlink(missing_ok=True)
 
     def _write_manifest(self, **changed: Any) -> None:
-        self._manifest = self._manifest.model_copy(update=changed)
-        data = signed(self._manifest).encode()
+        self.manifest = self.manifest.model_copy(update=changed)
+        data = signed(self.manifest).encode()
         self.put(MANIFEST, data)
         self._written = data
 
