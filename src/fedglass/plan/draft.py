@@ -36,7 +36,7 @@ from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
 from fedglass.recordings.facts import preferred
-from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
+from fedglass.recordings.observed import contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
 from fedglass.recordings.transcript import participant_of
@@ -254,36 +254,51 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-@dataclass(frozen=True, eq=False)
-class BundleInfo:
-    """The contents of a bundle in plain values."""
-
-    bundle: Bundle
-    selection: Selection | None
-    """The messages that an audit would take; None if there are none."""
-    problem: str
-    """Why there are none, or why none of them can be attacked."""
-    contradictions: tuple[Contradiction, ...]
-    missing: Mapping[str, tuple[Fact, ...]]
-    """By attack, the facts that it needs and the bundle does not have."""
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The facts that every attack needs and the bundle does not have."""
-        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
-
-
-def inspect_bundle(bundle: Bundle) -> BundleInfo:
-    """Return what a bundle holds, from all of its messages."""
+def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Return what a bundle holds, what contradicts it and what each attack lacks, in types that JSON has."""
     selection, problem = None, ""
     try:
         selection = select_messages(bundle, None)
     except FedglassError as error:
         problem = str(error)
-    problem = problem or input_problem(bundle)
     contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
-    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing)
+    return {
+        "bundle": str(bundle.folder),
+        "format": bundle.manifest.format,
+        "recorded_by": bundle.manifest.writer,
+        "facts": bundle.facts,
+        "clients": list(bundle.clients),
+        "rounds": [
+            {
+                "round": index,
+                "sent": round_.sent is not None,
+                "aggregated": round_.aggregated is not None,
+                "facts": round_.facts,
+                "messages": [
+                    {
+                        "client": message.client,
+                        "received": message.received is not None,
+                        "sent_own": message.sent is not None,
+                        "absent": message.absent,
+                        "facts": bundle.facts_of(message.client, index),
+                    }
+                    for message in round_.messages
+                ],
+            }
+            for index, round_ in bundle.rounds.items()
+        ],
+        "view": None if selection is None else selection.view,
+        "looked_at": [] if selection is None else list(selection.rounds),
+        "left_out": [] if selection is None else list(selection.skipped),
+        "problem": problem or input_problem(bundle),
+        "needed": [name for name in NEEDED if preferred(bundle.facts, name) is None],
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
+        "attacks": [
+            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
+            for name, facts in missing.items()
+        ],
+    }
 
 
 def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
@@ -317,44 +332,3 @@ def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
     """Check that running statistics came with the message, and that the training moved them."""
     update = update_of(bundle, client, index) or {}
     return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))
-
-
-def info_as_json(info: BundleInfo) -> dict[str, Any]:
-    """Return the same in types that JSON has."""
-    bundle, selection = info.bundle, info.selection
-    return {
-        "bundle": str(bundle.folder),
-        "format": bundle.manifest.format,
-        "recorded_by": bundle.manifest.writer,
-        "facts": bundle.facts,
-        "clients": list(bundle.clients),
-        "rounds": [
-            {
-                "round": index,
-                "sent": round_.sent is not None,
-                "aggregated": round_.aggregated is not None,
-                "facts": round_.facts,
-                "messages": [
-                    {
-                        "client": message.client,
-                        "received": message.received is not None,
-                        "sent_own": message.sent is not None,
-                        "absent": message.absent,
-                        "facts": bundle.facts_of(message.client, index),
-                    }
-                    for message in round_.messages
-                ],
-            }
-            for index, round_ in bundle.rounds.items()
-        ],
-        "view": None if selection is None else selection.view,
-        "looked_at": [] if selection is None else list(selection.rounds),
-        "left_out": [] if selection is None else list(selection.skipped),
-        "problem": info.problem,
-        "needed": list(info.needed),
-        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
-        "attacks": [
-            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
-            for name, facts in info.missing.items()
-        ],
-    }
