@@ -12,7 +12,7 @@ from click.testing import Result
 
 from fedglass.attack.attack import Attack
 from fedglass.cli import plans as template
-from fedglass.cli.listing import NAMED, UNREGISTERED, registered
+from fedglass.cli.plans import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
 
 Run = Callable[..., Result]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from fedglass.cli import plans as template
-from fedglass.cli.listing import NAMED
+from fedglass.cli.plans import NAMED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "json.md"
