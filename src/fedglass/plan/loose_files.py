@@ -105,8 +105,7 @@ def _check_layout(
 def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
     """Return the message in the files as a transcript of one round, with the truth if the plan names it."""
     _check_adversary(table, adversary)
-    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
-    shape = data.shape if data is not None else _shape(table)
+    data, shape = _truth(table, folder)
     model = build(table.model, shape=shape, classes=table.classes)
     stored, before, buffers = _read_state("before", table.before, folder, model)
     if table.buffers is not None:
@@ -157,8 +156,8 @@ def defence_texts(defended: bool | list[PartTable]) -> tuple[str, ...]:
 def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:
     """Refuse what is wrong with a recording whatever its model may be."""
     _check_adversary(table, adversary)
-    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
-    _whitening(table, data.shape if data is not None else _shape(table))
+    data, shape = _truth(table, folder)
+    _whitening(table, shape)
     _participants(table, data)
     for name in ("before", "after", "update", "buffers", "buffers_after"):
         path = getattr(table, name)
@@ -223,13 +222,13 @@ def _path(text: str, folder: Path) -> Path:
     return folder / Path(text).expanduser()
 
 
-def _shape(table: RecordingTable) -> tuple[int, int, int]:
-    assert table.shape is not None, "the plan's validation demands it"
-    channels, height, width = table.shape
-    return channels, height, width
-
-
-def _truth(table: RecordingTable, path: Path) -> Dataset:
+def _truth(table: RecordingTable, folder: Path) -> tuple[Dataset | None, tuple[int, int, int]]:
+    """Return the examples behind the message, if the plan names them, and the shape of one."""
+    if table.truth is None:
+        assert table.shape is not None, "the plan's validation demands it"
+        channels, height, width = table.shape
+        return None, (channels, height, width)
+    path = _path(table.truth, folder)
     data = read_npz(path)
     if table.shape is not None and tuple(table.shape) != data.shape:
         raise DataError(
@@ -246,7 +245,7 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
             f"recording.examples is {table.examples}, but recording.truth {path} holds {len(data)} images: "
             "give all images behind the message, or leave recording.examples out."
         )
-    return data
+    return data, data.shape
 
 
 def _update(

@@ -46,7 +46,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 PerChannel = Annotated[list[Finite], Field(min_length=1, max_length=16)]
 Index = Annotated[int, Field(ge=0, lt=10**9)]
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-ClientName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class PlanTable(BaseModel):
@@ -181,7 +180,7 @@ class SweepTable(PlanTable):
     """Name of the defence in `[[defences]]`."""
     option: Name
     """Name of the option, such as `noise_multiplier`; the value in the defence's own table is ignored."""
-    values: Annotated[list[Annotated[float, Field(allow_inf_nan=False)] | int], Field(min_length=2, max_length=50)]
+    values: Annotated[list[Finite | int], Field(min_length=2, max_length=50)]
     """Values of the option; the report plots the attacks' scores over them, next to the best blind guess."""
 
 
@@ -292,7 +291,7 @@ class BundleTable(PlanTable):
     """A folder of examples that clients stored, for scoring."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None
     """Rounds to audit, by the federation's own numbers; by default some in which every client appears."""
-    whose: Annotated[list[ClientName], Field(min_length=1, max_length=10_000)] | None = None
+    whose: Annotated[list[Name], Field(min_length=1, max_length=10_000)] | None = None
     """Names of the clients to audit; all by default."""
     training: TrainingTable | None = None
     """The training of each client; overrides the bundle's."""
