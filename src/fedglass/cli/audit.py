@@ -116,7 +116,6 @@ def audit(
 
     if plan.is_dir():
         drafted = _draft_of(plan, model, truth, weights, public, output)
-        announce(drafted.plan, output)
         job = drafted.job()
         limit = job.effort if effort is None else Effort(effort)
         job = replace(job, effort=limit, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))

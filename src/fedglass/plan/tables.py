@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from fedglass.core.optimisers import OPTIMISERS, Optimiser
+from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.types import BatchNorm, Training, Whitening
 
 MOST_CASES = 100_000
@@ -126,24 +127,13 @@ class TrainingTable(PlanTable):
         return self
 
     def value(self) -> Training:
-        return Training(
-            self.lr,
-            self.epochs,
-            self.batch_size,
-            BatchNorm(self.batch_norm),
-            self._optimiser(),
-            self.shuffle,
-            self.steps,
-            self.clip,
-            self.label_smoothing,
-        )
-
-    def _optimiser(self) -> Optimiser:
-        """Return the optimiser, with its own defaults for missing keys."""
-        betas = None if self.betas is None else (self.betas[0], self.betas[1])
-        for_sgd = {"weight_decay": self.weight_decay, "momentum": self.momentum, "nesterov": self.nesterov}
-        options: dict[str, Any] = {**for_sgd, "betas": betas, "eps": self.eps}
-        return OPTIMISERS[self.optimiser](**{name: value for name, value in options.items() if value is not None})
+        """Return the training; keys that are left out have the optimiser's own defaults."""
+        options = self.model_dump(include={"weight_decay", "momentum", "nesterov", "eps"}, exclude_none=True)
+        if self.betas is not None:
+            options["betas"] = tuple(self.betas)
+        optimiser = OPTIMISERS[self.optimiser](**options)
+        same = self.model_dump(include={field.name for field in fields(Training)})
+        return Training(**{**same, "batch_norm": BatchNorm(self.batch_norm), "optimiser": optimiser})
 
 
 class WhiteningTable(PlanTable):

@@ -36,18 +36,12 @@ OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 """A listener: it receives the function, its arguments and options, and its result."""
 
 LOSSES: Mapping[Any, str] = {
-    F.cross_entropy: "cross_entropy",
-    F.nll_loss: "nll_loss",
-    F.mse_loss: "mse_loss",
-    F.l1_loss: "l1_loss",
-    F.smooth_l1_loss: "smooth_l1_loss",
-    F.huber_loss: "huber_loss",
-    F.kl_div: "kl_div",
-    F.binary_cross_entropy: "binary_cross_entropy",
-    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
-    F.multi_margin_loss: "multi_margin_loss",
-    F.cosine_embedding_loss: "cosine_embedding_loss",
-    F.triplet_margin_loss: "triplet_margin_loss",
+    getattr(F, name): name
+    for name in (
+        *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("multi_margin_loss", "cosine_embedding_loss", "triplet_margin_loss"),
+    )
 }
 """Loss functions by name; torch's modules call them too."""
 
