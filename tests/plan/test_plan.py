@@ -20,8 +20,7 @@ from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
 from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.views import AggregateView, ServerView, Together
-from fedglass.plan.compile import compile_plan, read_job
-from fedglass.plan.federation import defences_of, partition_of, views_of
+from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 
