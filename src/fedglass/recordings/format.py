@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader
@@ -130,9 +129,7 @@ def is_signed(data: bytes, claimed: str) -> bool:
     >>> is_signed(data, Manifest.model_validate_json(data).sha256), is_signed(data + b" ", "0" * 64)
     (True, False)
     """
-    return re.fullmatch(r"[0-9a-f]{64}", claimed) is not None and (
-        hashlib.sha256(data.replace(claimed.encode(), UNSIGNED.encode(), 1)).hexdigest() == claimed
-    )
+    return hashlib.sha256(data.replace(claimed.encode(), UNSIGNED.encode(), 1)).hexdigest() == claimed
 
 
 Arrays = Mapping[str, Any] | Sequence[Any]
@@ -233,8 +230,15 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[BufferedReader]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold a folder until the end of the block or of the process; other writers wait."""
     with ExitStack() as stack:
-        try:
+        with writing_to(folder):
             stack.enter_context(locked(folder / LOCK))
-        except OSError as error:
-            raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
         yield
+
+
+@contextmanager
+def writing_to(folder: Path, advice: str = "choose another folder") -> Iterator[None]:
+    """Turn an error of the disk into one that says which folder cannot be written to, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"Cannot write to {folder}: {error.strerror}; {advice}.") from error

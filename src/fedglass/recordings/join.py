@@ -15,7 +15,7 @@ from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.facts import FactSheet, merge_or_fail
-from fedglass.recordings.format import MANIFEST, FileRef, MessageFacts, read_at_most
+from fedglass.recordings.format import MANIFEST, FileRef, MessageFacts, read_at_most, writing_to
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
@@ -47,7 +47,7 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     place = Path(into)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"{place} is there already: name a new folder for the joined bundle.")
-    try:
+    with writing_to(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         # Half of a joined bundle would be a valid bundle too, and a reader could not see what it lacks.
         with temporary_folder(place.parent) as unfinished:
@@ -56,8 +56,6 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
             for folder in folders:
                 _add_bundle(writer, read_bundle(folder), names or {})
             folder_of_all.replace(place)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {place}: {error.strerror}; choose another folder.") from error
     return read_bundle(place)
 
 

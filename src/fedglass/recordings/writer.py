@@ -34,6 +34,7 @@ from fedglass.recordings.format import (
     read_at_most,
     signed,
     to_safetensors,
+    writing_to,
 )
 from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
 from fedglass.recordings.truth_files import check_examples, write_client_truth
@@ -203,7 +204,8 @@ class BundleWriter:
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
         self._lock, self._depth, self._written = threading.RLock(), 0, b""
         self.manifest, self.rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
-        _make_folder(self.folder)
+        with writing_to(self.folder):
+            make_folder(self.folder)
         if (self.folder / MANIFEST).exists() and not resume:
             raise UsageError(
                 f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
@@ -287,8 +289,9 @@ class BundleWriter:
             position = self.position_of(client)
             self._write_manifest()
             folder = self._truth / f"client-{position:05}"
-            _make_folder(self._truth)
-            _make_folder(folder)
+            for place in (self._truth, folder):
+                with writing_to(place):
+                    make_folder(place)
             write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
 
@@ -327,16 +330,5 @@ class BundleWriter:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file of the bundle in one step."""
-        try:
+        with writing_to(self.folder, "make room, or choose another folder"):
             write_atomic(self.folder / name, content)
-        except OSError as error:
-            raise UsageError(
-                f"Cannot write to {self.folder}: {error.strerror}; make room, or choose another folder."
-            ) from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error
