@@ -346,15 +346,11 @@ def json_schema() -> dict[str, Any]:
 
 def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema that also accepts a single table instead of a list of one, such as `[federation]`."""
-    tables = schema["$defs"]
-    places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
-    places += [
-        (tables["AttackTable"], "refine"),
-        (tables["GroupTable"], "behaviour"),
-        (tables["FederationTable"], "group"),
-    ]
-    for table, key in places:
-        entry = table["properties"][key]
-        array = {name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")}
-        entry["anyOf"] = [array, array["items"]]
+    for table in (schema, *schema["$defs"].values()):
+        for entry in table["properties"].values():
+            if entry.get("type") == "array" and {"$ref", "oneOf"} & entry["items"].keys():
+                array = {
+                    name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")
+                }
+                entry["anyOf"] = [array, array["items"]]
     return schema

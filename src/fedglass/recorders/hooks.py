@@ -201,7 +201,9 @@ class TrainingReader:
         for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
             if id(parameter) not in self._handles:
-                self._handles[id(parameter)] = on_accumulated(parameter, self._harmless(self._on_accumulated))
+                call = self._harmless(self._on_accumulated)
+                handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
+                self._handles[id(parameter)] = handle
 
     def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
         for tensor in outputs:
@@ -311,9 +313,3 @@ def _class_of(optimiser: Optimizer) -> str:
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
     """Call a function with the gradient when it comes to a tensor."""
     tensor.register_hook(call)  # type: ignore[no-untyped-call] # of torch
-
-
-def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call a function when a parameter's gradient has been added up."""
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
-    return handle
