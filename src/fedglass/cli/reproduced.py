@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedglass.audit.play import unfinished_cases
 from fedglass.cli.options import Output
-from fedglass.cli.reproduce import of_printed, of_table
+from fedglass.cli.reproduce import of_printed
 from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
@@ -105,7 +105,7 @@ def answer_of(
 
 
 def _header(chosen: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
-    names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of_table(of)["source"]}
+    names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of.source}
     return {**names, "paper_clients": of.clients, "data": list(describe_data(cells))}
 
 
