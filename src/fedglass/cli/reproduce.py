@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -133,6 +132,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--stand-ins",
             type=PATH,
+            envvar=SHARED,
             help=f"Folder with stand-ins for missing data.  [default: ${SHARED}, or embedded images]",
         ),
         click.option("--seed", type=int, default=0, show_default=True),
@@ -255,17 +255,12 @@ def reproduce(
     selected, used = choose_rows(printed, chosen), choose_methods(printed, wanted)
     check_options(printed, request)
     kinds = data_kinds(printed, selected, used, request)
-    data_sets = populations(kinds, data, folder_of_stand_ins(stand_ins), seed, own_labels)
+    data_sets = populations(kinds, data, stand_ins, seed, own_labels)
     count = clients or printed.default.get("clients", CLIENTS)
     planned = cells(printed, selected, used, count, data_sets, request, seed)
     check_networks(planned, seed)
     absent = skipped_rows(printed, selected, request)
     return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
-
-
-def folder_of_stand_ins(given: Path | None) -> Path | None:
-    """Return the folder of stand-ins: as given, or that of the environment."""
-    return given or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
@@ -370,7 +365,7 @@ def campaign(
     stored = read_results(results)
     for problem in stored.problems:
         output.note(problem)
-    planned = plan_campaign(entries(only), folder_of_stand_ins(stand_ins), data, seed)
+    planned = plan_campaign(entries(only), stand_ins, data, seed)
     if dry_run:
         say_campaign(planned, stored, output)
         return
