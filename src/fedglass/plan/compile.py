@@ -7,7 +7,7 @@ plan: its data and clients, their defences and behaviours, the adversary's views
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -28,7 +28,6 @@ from fedglass.core.facts import Fact
 from fedglass.core.foreign import no_code
 from fedglass.core.registry import factory, make, takes
 from fedglass.core.rng import stream
-from fedglass.core.types import Whitening
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
@@ -57,6 +56,8 @@ from fedglass.recordings.reader import read_bundle
 
 ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
 """Labels parts for an adversary that knows the true labels, and for one that knows those of each batch."""
+_load_once = functools.cache(load)
+"""For embedded data: drawing them takes seconds, and they never change."""
 
 
 def _simulations(table: FederationTable, plan: Plan, adversary: AdversaryTable, folder: Path) -> Iterator[Simulated]:
@@ -323,19 +324,13 @@ def _audited_clients(adversary: AdversaryTable, attendance: ParticipantsByRound,
 
 def _dataset(table: FederationTable, folder: Path, seed: int) -> Dataset:
     whitening = None if table.whitening is None else table.whitening.value()
-    read = _embedded if is_embedded(table.data) else load
+    read: Callable[..., Dataset] = _load_once if is_embedded(table.data) else load
     data = read(located(table.data, folder), split=table.split, size=table.size, whitening=whitening)
     if table.relabel_classes is not None:
         data = data.relabelled(table.relabel_classes, stream(seed, "labels of", table.data))
     if table.classes is None or table.classes == data.classes:
         return data
     return replace(data, classes=table.classes, class_names=None)
-
-
-@functools.cache
-def _embedded(source: str, *, split: str, size: int | None, whitening: Whitening | None) -> Dataset:
-    """Load an embedded set once: drawing it takes seconds, and it never changes."""
-    return load(source, split=split, size=size, whitening=whitening)
 
 
 def _split(

@@ -102,12 +102,9 @@ def draft(
     """Return the plan that audits a bundle.
 
     Args:
-        folder: The bundle.
         path: The bundle as the plan names it; its absolute path by default.
-        model: The user's name of the model.
         truth: Examples of the clients, for scoring; by default the folder next to the bundle, if there is one.
         weights: A file of parameters that clients never send.
-        public: The user's name of public data.
     """
     truth_folder = folder.with_name(folder.name + "-truth") if truth is None else truth
     table = BundleTable(

@@ -38,8 +38,6 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     If recorders have seen the same message, it must be the same in all folders.
 
     Args:
-        into: The new folder.
-        folders: The bundles to join.
         names: New names of clients, if recorders have given the same client different names.
     """
     if not folders:

@@ -194,10 +194,8 @@ class BundleWriter:
         """Open a new folder, or with `resume` continue a bundle, as a client does that was restarted.
 
         Args:
-            folder: The bundle.
             writer: The recorder's name, such as `server` or that of a client.
-            facts: Facts of the whole federation.
-            source: The source of these facts.
+            facts: Facts of the whole federation, from this source.
             truth: The folder of private examples, which is not part of the bundle; `<folder>-truth` by default.
         """
         self.folder = Path(folder)
