@@ -358,7 +358,7 @@ def campaign(
     if not dry_run:
         execution.warm_up("auto")
     from fedglass.cli.progress import Screen
-    from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, say_campaign
+    from fedglass.cli.reproduced import answer_of_campaign, count_remaining, measures_in_words, say_campaign
     from fedglass.reproduce.campaign import entries, plan_campaign, run_campaign
     from fedglass.reproduce.results import read_results
 
@@ -372,9 +372,9 @@ def campaign(
     runs = [run for _, of_entry in planned for run in of_entry]
     with Screen("runs", measures_in_words, output.quiet) as screen:
         written = run_campaign(runs, place, results, execution.executor(), execution.count(), hours, screen)
-    left = len({run.case.key for run in runs} - read_results(results).keys())
-    output.say(f"{written.written} results were added to {results}; {left} runs of the campaign are left.")
-    output.answer(answer_of_campaign(planned, written.written, written.failed, left))
+    remaining = count_remaining(planned, read_results(results).keys())
+    output.say(f"{written.written} results were added to {results}; {remaining} runs of the campaign are left.")
+    output.answer(answer_of_campaign(planned, written.written, written.failed, remaining))
     if written.failed:
         raise AuditError(f"{written.failed} runs failed; {place} has their records, which say why.")
 

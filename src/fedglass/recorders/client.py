@@ -101,7 +101,7 @@ class ClientRecorder:
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(defence) for defence in defences]
-        self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.told(facts, "read"))
+        self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.sheet(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with log_and_continue(f"could not record the examples of {self.client!r}"):
                 self._write_truth(self.truth, index, reader)

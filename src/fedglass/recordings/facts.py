@@ -143,7 +143,7 @@ class Facts:
                 self._check(name, value)
         return sheet
 
-    def told(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
+    def sheet(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
         """Return facts of one source as a sheet; raise UsageError for a value of another type or an unknown name."""
         if source not in SOURCES:
             raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")

@@ -183,11 +183,9 @@ def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> di
     training = participant.training
     if training is None:
         return {**facts, "lr": participant.lr, "steps": participant.steps}
-    same = {"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"}
     return {
         **facts,
-        **training.model_dump(include=same),
-        "batch_norm": training.batch_norm.value,
+        **training.model_dump(mode="json"),
         "optimiser": training.optimiser.name,
         "options": training.optimiser.options,
         "batch_size": training.batch_size or participant.examples,

@@ -82,7 +82,7 @@ class RoundWriter:
         with self.bundle.exclusive():
             position = self.bundle.position_of(client)
             self.check_new_message(client)
-            sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
+            sheet_of_reply = OF_CLIENT.sheet({**(facts or {}), "examples": examples, "config": config}, source)
             ref = self._store(arrays, f"client-{position:05}", form)
             self._write_message(client, sheet_of_reply, received=ref)
 
@@ -91,7 +91,7 @@ class RoundWriter:
         with self.bundle.exclusive():
             self._check_new(self.state.aggregated, "the aggregate")
             ref = self._store(arrays, "aggregated", form)
-            accepted = OF_ROUND.told({"kept": kept}, "read")
+            accepted = OF_ROUND.sheet({"kept": kept}, "read")
             self._write(aggregated=ref, facts=overlay(self.state.facts, accepted))
 
     def absent(self, client: str, reason: str = "") -> None:
@@ -101,11 +101,11 @@ class RoundWriter:
 
     def not_recorded(self, client: str, reason: str) -> None:
         """Record that a client sent something that could not be stored, and may leak."""
-        self.add_client_facts(client, OF_CLIENT.told({"x-unseen": reason[:2000]}, "read"))
+        self.add_client_facts(client, OF_CLIENT.sheet({"x-unseen": reason[:2000]}, "read"))
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Record facts of this round: rule, kept, or a name that begins with `x-`."""
-        self.add_facts(OF_ROUND.told(facts, source))
+        self.add_facts(OF_ROUND.sheet(facts, source))
 
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of this round with their sources."""
@@ -229,7 +229,7 @@ class BundleWriter:
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Record facts of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
-        self.add_facts(OF_FEDERATION.told(facts, source))
+        self.add_facts(OF_FEDERATION.sheet(facts, source))
 
     def mark_incomplete(self) -> None:
         """Record, if possible, that something could not be stored: a reader cannot see what a bundle lacks."""
@@ -254,7 +254,7 @@ class BundleWriter:
         self, client: str, round: int | None, facts: Mapping[str, Any], *, source: Source = "declared"
     ) -> None:
         """Record how a client trained in a round; `None` means every round."""
-        sheet_of_client = OF_CLIENT.told(facts, source)
+        sheet_of_client = OF_CLIENT.sheet(facts, source)
         if round is not None:
             self.round(round).add_client_facts(client, sheet_of_client)
         else:
