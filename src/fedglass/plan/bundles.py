@@ -56,7 +56,6 @@ def open_bundle(table: BundleTable, folder: Path, read: Callable[[Path], Bundle]
 
 def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path, opened: OpenBundle) -> list[Recorded]:
     """Return the audited messages of a bundle; those with a known truth and those without are two sources."""
-    _check_adversary(table, adversary)
     bundle, truths = opened
     spec = architecture, shape, classes, _ = model_spec(table, bundle, truths)
     model = build(architecture, shape=shape, classes=classes)
@@ -108,7 +107,8 @@ def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[
     return read_model_tensors("recording.weights", path, state, optional=state)[1]
 
 
-def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
+def check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
+    """Refuse what no bundle can give an adversary, before it is read."""
     if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
         raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
     for key, instead in (("client", "recording.whose"), ("round", "recording.rounds")):

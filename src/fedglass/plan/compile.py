@@ -46,7 +46,7 @@ from fedglass.models.catalogue import build
 from fedglass.models.fixed import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
-from fedglass.plan.bundles import model_spec, open_bundle, recorded_bundle
+from fedglass.plan.bundles import check_adversary, model_spec, open_bundle, recorded_bundle
 from fedglass.plan.loose_files import check_recording, knows_of, recorded_message
 from fedglass.plan.options import checked_options, code_named, code_of, defences_of, joined, made, public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
@@ -125,6 +125,7 @@ def _recordings(
     read = functools.cache(read_bundle)
     for table in tables:
         if isinstance(table, BundleTable):
+            check_adversary(table, adversary)
             yield from recorded_bundle(table, adversary, folder, open_bundle(table, folder, read))
         else:
             yield recorded_message(table, adversary, folder)
