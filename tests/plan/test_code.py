@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from fedglass.core import registry
 from fedglass.core.errors import UsageError
 from fedglass.core.foreign import no_code
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import check_without_code
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import parse_plan
 
 PLAN = """

@@ -13,15 +13,14 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import SignRule
 from fedglass.audit.audit import threat_model
 from fedglass.audit.simulated import Simulated
-from fedglass.cli.init import DEMO, PLAN
+from fedglass.cli.plans import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
 from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.views import AggregateView, ServerView, Together
-from fedglass.plan.compile import compile_plan, read_job
-from fedglass.plan.federation import defences_of, partition_of, views_of
+from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 

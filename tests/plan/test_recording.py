@@ -22,8 +22,8 @@ from fedglass.federation.federation import Federation, observe
 from fedglass.federation.views import Knows, ServerView
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import Plan
 from fedglass.verdict.doubts import Kind, doubt
 

@@ -21,7 +21,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import EXTRA_ARRAYS
+from fedglass.recordings.facts import EXTRA_ARRAYS
 from fedglass.verdict.doubts import Kind, doubt
 
 from .federations import Real, State, examples

@@ -32,8 +32,8 @@ from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import Reservation, training_facts
 from fedglass.recorders.steps import ObservedStep
-from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS, FactSheet
-from fedglass.recordings.training_facts import CROSS_ENTROPY, training_of_batches
+from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS, FactSheet
+from fedglass.recordings.transcript import CROSS_ENTROPY, training_of_batches
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
