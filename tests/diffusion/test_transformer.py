@@ -11,8 +11,8 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, some_tokens
 from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
 
 SMALL = {"patch": 4, "width": 16, "depth": 3, "decoder": 1, "heads": 2}
 STEPS = torch.tensor([3, 700])

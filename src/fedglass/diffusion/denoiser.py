@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 
 # How noise is mixed into images, and what a network that is asked to take it out again may answer.
 #

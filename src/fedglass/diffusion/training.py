@@ -18,7 +18,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.resumable import NoProgress, Progress, finite_loss, resume, run_training, write_state
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule, drawn_steps
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, some_tokens
 
 WARM_UP = 50
 """Steps over which the rate grows to its full size."""

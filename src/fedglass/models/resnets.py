@@ -25,18 +25,19 @@ POOLED = 8
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with a shortcut, which is projected where the shape changes."""
 
-    def __init__(self, entering: int, width: int, stride: int, activation: type[nn.Module]) -> None:
+    def __init__(
+        self, entering: int, width: int, stride: int, activation: type[nn.Module] = nn.ReLU, normalised: bool = True
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = nn.BatchNorm2d(width) if normalised else nn.Identity()
         self.act = activation()
         self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = nn.BatchNorm2d(width) if normalised else nn.Identity()
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or entering != width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(width)
-            )
+            projection = nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(width)) if normalised else projection
 
     def forward(self, inputs: Tensor) -> Tensor:
         branch = self.bn2(self.conv2(self.act(self.bn1(self.conv1(inputs)))))
@@ -138,22 +139,6 @@ register("models", "resnet8", summary="three residual blocks of 32, 64, 128 chan
 register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(StemFactory(ResNet8, nn.Sigmoid))
 
 
-class PlainBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut, which is projected where the shape changes; nothing is normalised."""
-
-    def __init__(self, entering: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.act = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or entering != width:
-            self.downsample = nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.act(self.conv2(self.act(self.conv1(inputs))) + self.downsample(inputs)))
-
-
 class CuriousResNet(nn.Module):
     """Residual network of the curious client's release, without batch normalisation.
 
@@ -166,10 +151,11 @@ class CuriousResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.act = nn.ReLU()
-        self.layer1 = stage(PlainBlock, 64, 64, blocks[0], 1)
-        self.layer2 = stage(PlainBlock, 64, 128, blocks[1], 2)
-        self.layer3 = stage(PlainBlock, 128, 256, blocks[2], 2)
-        self.layer4 = stage(PlainBlock, 256, 512, blocks[3], 2)
+        block = partial(BasicBlock, normalised=False)
+        self.layer1 = stage(block, 64, 64, blocks[0], 1)
+        self.layer2 = stage(block, 64, 128, blocks[1], 2)
+        self.layer3 = stage(block, 128, 256, blocks[2], 2)
+        self.layer4 = stage(block, 256, 512, blocks[3], 2)
         self.fc = nn.Linear(512 * POOLED**2, classes, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:

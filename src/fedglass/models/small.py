@@ -43,13 +43,11 @@ class LeNet(nn.Module):
         return cast(Tensor, self.fc(self.body(inputs).flatten(1)))
 
 
-@register("models", "lenet_tanh", summary="classic LeNet with tanh", paper=LENET_PAPER)
-class LeNetTanh(nn.Module):
-    """Classic LeNet: two 5x5 convolutions with average pooling, three dense layers, tanh [LeCun et al., 1998].
+class ClassicLeNet(nn.Module):
+    """Classic LeNet: two 5x5 convolutions with pooling, three dense layers [LeCun et al., 1998].
 
-    Channels 6 and 16, units 120 and 84. Average pooling is padded by one, as in the release of SME [Zhu et
-    al., 2023], where the network moreover ends in a softmax in front of the cross entropy:
-    `output=partial(nn.Softmax, dim=1)`.
+    Channels 6 and 16, units 120 and 84. Of max pooling and ReLU either may come first, since both keep the order of
+    numbers: `pool_first` saves time.
     """
 
     def __init__(
@@ -57,91 +55,53 @@ class LeNetTanh(nn.Module):
         *,
         shape: Shape,
         classes: int,
-        activation: type[nn.Module] = nn.Tanh,
+        activation: nn.Module,
+        pool: nn.Module,
+        pool_first: bool = False,
         output: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(shape[0], 6, kernel_size=5)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
-        self.act = activation()
-        self.pool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
-        body = nn.Sequential(self.conv1, self.act, self.pool, self.conv2, self.act, self.pool)
-        self.fc1 = nn.Linear(output_size(body, shape), 120)
+        self.act, self.pool, self.pool_first = activation, pool, pool_first
+        self.fc1 = nn.Linear(output_size(self._body, shape), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
         self.output = output()
 
+    def _body(self, inputs: Tensor) -> Tensor:
+        hidden = inputs
+        for convolution in (self.conv1, self.conv2):
+            hidden = convolution(hidden)
+            hidden = self.act(self.pool(hidden)) if self.pool_first else self.pool(self.act(hidden))
+        return hidden
+
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.pool(self.act(self.conv1(inputs)))
-        hidden = self.pool(self.act(self.conv2(hidden))).flatten(1)
-        hidden = self.act(self.fc2(self.act(self.fc1(hidden))))
+        hidden = self.act(self.fc2(self.act(self.fc1(self._body(inputs).flatten(1)))))
         return cast(Tensor, self.output(self.fc3(hidden)))
 
 
+@register("models", "lenet_tanh", summary="classic LeNet with tanh", paper=LENET_PAPER)
+def lenet_tanh(*, shape: Shape, classes: int, output: Callable[[], nn.Module] = nn.Identity) -> ClassicLeNet:
+    """Return the network with tanh and average pooling, which is padded by one, as in the release of SME."""
+    pool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
+    return ClassicLeNet(shape=shape, classes=classes, activation=nn.Tanh(), pool=pool, output=output)
+
+
 @register("models", "lenet_tanh_sme", summary="the same, ending in a softmax as in the release of SME", paper=SME)
-def lenet_tanh_sme(*, shape: Shape, classes: int) -> LeNetTanh:
-    """Return the network with a softmax in front of the cross entropy, which takes another."""
-    return LeNetTanh(shape=shape, classes=classes, output=partial(nn.Softmax, dim=1))
+def lenet_tanh_sme(*, shape: Shape, classes: int) -> ClassicLeNet:
+    """Return the network with a softmax in front of the cross entropy, which takes another [Zhu et al., 2023]."""
+    return lenet_tanh(shape=shape, classes=classes, output=partial(nn.Softmax, dim=1))
 
 
 @register("models", "lenet5", summary="LeNet-5 with ReLU and max pooling", paper=LENET_PAPER)
-class LeNet5(nn.Module):
-    """LeNet-5 as it is written today, with ReLU and max pooling [LeCun et al., 1998].
-
-    Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 units. The original has tanh and average
-    pooling, see `lenet_tanh`. Pooling comes before ReLU, which saves time and changes nothing else: both keep the order
-    of numbers.
-    """
-
-    def __init__(self, *, shape: Shape, classes: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(shape[0], 6, kernel_size=5)
-        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
-        self.pool = nn.MaxPool2d(2)
-        self.act = nn.ReLU()
-        body = nn.Sequential(self.conv1, self.pool, self.act, self.conv2, self.pool, self.act)
-        self.fc1 = nn.Linear(output_size(body, shape), 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.act(self.pool(self.conv1(inputs)))
-        hidden = self.act(self.pool(self.conv2(hidden))).flatten(1)
-        return cast(Tensor, self.fc3(self.act(self.fc2(self.act(self.fc1(hidden))))))
-
-
-@register("models", "curious_lenet", summary="LeNet with ReLU, no bias in its dense layers", paper=CURIOUS_CLIENT)
-class CuriousLeNet(nn.Module):
-    """LeNet of the curious client's release, which the paper calls LeNet5.
-
-    Two 5x5 convolutions of 32 and 64 channels, each with max pooling, and two dense layers without bias. At 128x128 the
-    first dense layer alone has 65,536 x 512 weights.
-    """
-
-    def __init__(self, *, shape: Shape, classes: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(shape[0], 32, kernel_size=5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, kernel_size=5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        self.fc1 = nn.Linear(output_size(self.body, shape), 512, bias=False)
-        self.act = nn.ReLU()
-        self.fc2 = nn.Linear(512, classes, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.fc2(self.act(self.fc1(self.body(inputs).flatten(1)))))
+def lenet5(*, shape: Shape, classes: int) -> ClassicLeNet:
+    """Return LeNet-5 as it is written today; the original has tanh and average pooling, see `lenet_tanh`."""
+    return ClassicLeNet(shape=shape, classes=classes, activation=nn.ReLU(), pool=nn.MaxPool2d(2), pool_first=True)
 
 
 class CNN(nn.Module):
-    """Small convolutional network of the papers on inverting FedAvg [Dimitrov et al., 2022].
-
-    Twice conv 3x3 - activation - average pool 2, then two dense layers. The release, and that of SME [Zhu et al.,
-    2023], use 3x3 kernels with padding throughout; Table 5 of the paper prints a second kernel of 1.
-    """
+    """Small convolutional network: twice convolution - activation - pool 2, then two dense layers."""
 
     def __init__(
         self,
@@ -150,29 +110,46 @@ class CNN(nn.Module):
         classes: int,
         channels: tuple[int, int],
         units: int,
+        kernel: int = 3,
+        pool: type[nn.Module] = nn.AvgPool2d,
+        bias: bool = True,
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
+        """Dense layers have a bias only with `bias`; convolutions always have one."""
         super().__init__()
         first, second = channels
         self.body = nn.Sequential(
-            nn.Conv2d(shape[0], first, kernel_size=3, padding=1),
+            nn.Conv2d(shape[0], first, kernel_size=kernel, padding=kernel // 2),
             activation(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(first, second, kernel_size=3, padding=1),
+            pool(2),
+            nn.Conv2d(first, second, kernel_size=kernel, padding=kernel // 2),
             activation(),
-            nn.AvgPool2d(2),
+            pool(2),
         )
-        self.fc1 = nn.Linear(output_size(self.body, shape), units)
+        self.fc1 = nn.Linear(output_size(self.body, shape), units, bias=bias)
         self.act = activation()
-        self.fc2 = nn.Linear(units, classes)
+        self.fc2 = nn.Linear(units, classes, bias=bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return cast(Tensor, self.fc2(self.act(self.fc1(self.body(inputs).flatten(1)))))
 
 
+@register("models", "curious_lenet", summary="LeNet with ReLU, no bias in its dense layers", paper=CURIOUS_CLIENT)
+def curious_lenet(*, shape: Shape, classes: int) -> CNN:
+    """Return the LeNet of the curious client's release, which the paper calls LeNet5.
+
+    At 128x128 the first dense layer alone has 65,536 x 512 weights.
+    """
+    return CNN(shape=shape, classes=classes, channels=(32, 64), units=512, kernel=5, pool=nn.MaxPool2d, bias=False)
+
+
 @register("models", "femnist_cnn", summary="CNN 32/64/100 for FEMNIST", paper=DLFA)
 def femnist_cnn(*, shape: Shape, classes: int) -> CNN:
-    """Return the CNN with channels 32 and 64, 100 units."""
+    """Return the CNN of the papers on inverting FedAvg with channels 32 and 64, 100 units [Dimitrov et al., 2022].
+
+    The release, and that of SME [Zhu et al., 2023], use 3x3 kernels with padding throughout; Table 5 of the paper
+    prints a second kernel of 1.
+    """
     return CNN(shape=shape, classes=classes, channels=(32, 64), units=100)
 
 

@@ -57,7 +57,7 @@ def first_pool(stem: Stem) -> nn.Module:
     return nn.Identity() if stem is Stem.SMALL else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
 
-def output_size(body: nn.Module, shape: Shape) -> int:
+def output_size(body: Callable[[torch.Tensor], torch.Tensor], shape: Shape) -> int:
     """Return the number of values that the body makes of one input of that shape.
 
     >>> output_size(nn.AvgPool2d(2), (3, 32, 20))

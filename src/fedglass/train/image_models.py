@@ -21,10 +21,9 @@ from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder, LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.denoiser import Denoiser, Sampler
 from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, save_folder, save_network
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
 from fedglass.diffusion.stored import TrainedOn
 from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
-from fedglass.diffusion.unet import UNet
 
 PICTURE = "samples.png"
 _SCALE = 2

@@ -14,7 +14,7 @@ from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, Sam
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser, Guided, Prediction, Schedule, spaced
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 
 SCHEDULE = Schedule(steps=40, last=0.2)
 LABELS = torch.tensor([0, 1, 1])
