@@ -8,13 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
 from fedglass.diffusion.networks import MaskedDiffusionTransformer
+
+if TYPE_CHECKING:
+    from fedglass.diffusion.autoencoders import LatentSpace
 
 # How noise is mixed into images, and what a network that is asked to take it out again may answer.
 #
@@ -157,16 +160,6 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(noisy images, their steps, their labels or None) -> an answer of the images' shape.  # (n, c, h, w), (n,), (n,)"""
 
 
-class Decoder(Protocol):
-    """Makes images of latents, where a network denoises latents."""
-
-    shape: tuple[int, int, int]
-    """Of the images."""
-    latent_shape: tuple[int, int, int]
-
-    def decode(self, latents: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Denoiser:
     """Gives the clean image that a noisy one most likely was; images are in [-1, 1]."""
@@ -178,7 +171,7 @@ class Denoiser:
     """Channels, height and width of the images that it was trained on; None where any will do."""
     clamp: bool = True
     """Whether clean images are kept in [-1, 1], which stops errors from growing over the steps."""
-    decoder: Decoder | None = None
+    decoder: LatentSpace | None = None
     """What makes images of what the network denoises; None where that is images already."""
 
     def clean(self, noisy: Tensor, step: int, labels: Tensor | None = None) -> Tensor:

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
 from fedglass.core.registry import built_in
-from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.models.weights import load_weights
@@ -94,18 +92,11 @@ MOST_TEXT = 1_000_000
 """Bytes of a JSON file; those of diffusers have a few hundred."""
 Shape = tuple[int, int, int]
 """Channels, height and width of the images."""
-TRAIN = "train one with `fedglass train diffusion DATA -o DIR`"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The kind of model that a folder must hold, and how to get one."""
-
-    noun: str
-    train: str
-
-
-DIFFUSION = Wanted("diffusion model", TRAIN)
+TRAIN = {
+    "diffusion model": "train one with `fedglass train diffusion DATA -o DIR`",
+    "autoencoder": "train one with `fedglass train autoencoder DATA -o DIR`",
+}
+"""What to do where a folder holds no such model."""
 
 
 @runtime_checkable
@@ -169,9 +160,9 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     return autoencoder
 
 
-def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
+def load_autoencoder(folder: Path, noun: str = "diffusion model") -> LatentSpace:
     """Read the autoencoder that `save_network` wrote."""
-    where = network_folder(folder, wanted)
+    where = network_folder(folder, noun)
     config = read_table(where / CONFIG)
     network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
     assert isinstance(network, LatentSpace), "all autoencoders are"
@@ -214,18 +205,18 @@ def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
         model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
         raise UsageError(
             f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are "
-            f"{image_size}: {TRAIN}."
+            f"{image_size}: {TRAIN['diffusion model']}."
         )
 
 
-def network_folder(folder: Path, wanted: Wanted = DIFFUSION) -> Path:
+def network_folder(folder: Path, noun: str = "diffusion model") -> Path:
     """Return the folder of config and weights inside a folder; one without them is refused."""
     if not folder.is_dir():
-        raise UsageError(f"The {wanted.noun} {str(folder)!r} is not a folder: name one, or {wanted.train}.")
+        raise UsageError(f"The {noun} {str(folder)!r} is not a folder: name one, or {TRAIN[noun]}.")
     where = folder / "unet" if (folder / "unet").is_dir() else folder
     for name in (CONFIG, WEIGHTS):
         if not (where / name).is_file():
-            raise UsageError(f"The folder {str(folder)!r} holds no {wanted.noun} ({name} is missing): {wanted.train}.")
+            raise UsageError(f"The folder {str(folder)!r} holds no {noun} ({name} is missing): {TRAIN[noun]}.")
     return where
 
 
@@ -283,9 +274,9 @@ def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
         raise ModelError(f"The UNet2DModel in {where} wants the class of every image: take an unconditional one.")
     if "quantization_config" in config:
         raise ModelError(f"The UNet2DModel in {where} is quantised: take one of plain weights.")
-    _check_size(diffusers.unet_parameters(config), where)
+    _check_size(unet_parameters(config), where)
     shape: Shape = channels, height, width
-    return Borrowed(diffusers.read_unet(where), shape), shape
+    return Borrowed(read_unet(where), shape), shape
 
 
 class Borrowed(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.core.resumable import NoProgress, Progress, finite_loss, resume, run_training, write_state
+from fedglass.core.resumable import TrainingProgress, finite_loss, resume, run_training, write_state
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule, drawn_steps
 from fedglass.diffusion.networks import MaskedDiffusionTransformer, some_tokens
@@ -124,10 +124,10 @@ class ImageModelTraining:
         self.averaged = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=self.options.lr, betas=(0.9, 0.99))
 
-    def run(self, progress: Progress | None = None) -> ImageModelTraining:
+    def run(self, progress: TrainingProgress | None = None) -> ImageModelTraining:
         """Train on until the steps or the minutes are over."""
         self.network.train()
-        run_training(self, progress or NoProgress())
+        run_training(self, progress)
         self.network.eval()
         self.save()
         return self
