@@ -79,8 +79,8 @@ def test_the_adjoint_is_that_of_the_step(rule: Optimiser, taken: int) -> None:
     h = 1e-6
     seen = [*adjoint.weights, *(t for slot in adjoint.slots for t in slot)]
     expected = sum(float((a * (p - m)).sum()) / (2 * h) for a, p, m in zip(seen, moved(h), moved(-h), strict=True))
-    pulled = rule.pull_back(Move(weights, gradient, state, LR), adjoint)
-    parts = [pulled.before.weights, [pulled.scale * g for g in pulled.gradient], *pulled.before.slots]
+    before, to_gradient, scale = rule.pull_back(Move(weights, gradient, state, LR), adjoint)
+    parts = [before.weights, [scale * g for g in to_gradient], *before.slots]
     found = sum(
         float((p * c).sum()) for ps, cs in zip(parts, changes, strict=True) for p, c in zip(ps, cs, strict=True)
     )
@@ -90,9 +90,9 @@ def test_the_adjoint_is_that_of_the_step(rule: Optimiser, taken: int) -> None:
 def test_plain_sgd_passes_its_adjoint_on_untouched() -> None:
     """So it costs no more than the formula a - lr H a itself."""
     adjoint = Adjoint(drawn("adjoint"))
-    pulled = SGD().pull_back(Move(drawn("weights"), drawn("gradient"), State(), LR), adjoint)
-    assert pulled.before.weights is pulled.gradient is adjoint.weights
-    assert pulled.scale == -LR
+    before, to_gradient, scale = SGD().pull_back(Move(drawn("weights"), drawn("gradient"), State(), LR), adjoint)
+    assert before.weights is to_gradient is adjoint.weights
+    assert scale == -LR
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -95,16 +95,10 @@ class Entry:
         return f"{KINDS[self.kind].noun} {self.name!r}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Registration:
-    entry: Entry
-    module: str
-    place: int
-    """In the order of all registrations, which within a module is that of its lines."""
+_REGISTERED: dict[str, dict[tuple[str, str], tuple[int, Entry]]] = {}
+"""By kind; then by module and name, since another package may use a name that is built in.
 
-
-_REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
-"""By kind; then by module and name, since another package may use a name that is built in."""
+Each entry has its place in the order of all registrations, which within a module is that of its lines."""
 _PLACES = itertools.count()
 
 
@@ -119,14 +113,12 @@ def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable
     origin = BUILT_IN if module.startswith("fedglass.") else f"{module}:{name}"
 
     def note(value: T) -> T:
-        if origin == BUILT_IN and any(
-            r.entry.built_in and k[1] == name and k[0] != module for k, r in registered.items()
-        ):
+        elsewhere = (entry for (place, _), (_, entry) in registered.items() if place != module and entry.name == name)
+        if origin == BUILT_IN and any(entry.built_in for entry in elsewhere):
             raise UsageError(
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
-        entry = Entry(kind, name, value, summary, paper, origin)
-        registered[module, name] = _Registration(entry, module, next(_PLACES))
+        registered[module, name] = next(_PLACES), Entry(kind, name, value, summary, paper, origin)
         return value
 
     return note
@@ -291,8 +283,8 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    registrations = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
-    return [registration.entry for registration in registrations]
+    registered = _REGISTERED.get(kind, {})
+    return [registered[key][1] for key in sorted(registered, key=lambda key: (key[0], registered[key][0]))]
 
 
 def entry_points(group: str) -> Iterable[EntryPoint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
@@ -22,17 +22,8 @@ Update = Mapping[str, Tensor]
 """after - before. One sign everywhere, never divided by a learning rate."""
 
 
-class TensorFile(Protocol):
-    """An opened safetensors file, as far as it is used here."""
-
-    def keys(self) -> list[str]: ...
-    def metadata(self) -> dict[str, str] | None: ...
-    def get_slice(self, name: str) -> Any: ...
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
 @contextmanager
-def open_tensors(path: Path) -> Iterator[TensorFile]:
+def open_tensors(path: Path) -> Iterator[Any]:
     """Open a safetensors file that the user has named; a pipe or a device is refused."""
     with safe_open(str(check_file(follow_links(path))), framework="pt") as file:
         yield file
