@@ -105,8 +105,8 @@ def test_nothing_given_is_changed_and_no_graph_is_left(rule: Optimiser) -> None:
     kept = [t.detach().clone() for t in given]
     move = Move(weights, gradient, state, LR)
     new, new_state = rule.step(move)
-    pulled = rule.pull_back(move, Adjoint(drawn("adjoint"), state.slots))
-    made = [*new, *(t for slot in new_state.slots for t in slot), *pulled.gradient, *pulled.before.weights]
+    before, to_gradient, _ = rule.pull_back(move, Adjoint(drawn("adjoint"), state.slots))
+    made = [*new, *(t for slot in new_state.slots for t in slot), *to_gradient, *before.weights]
     assert not any(t.requires_grad for t in made)
     assert all(torch.equal(a, b) for a, b in zip(kept, given, strict=True))
     assert new_state.count == state.count + 1

@@ -23,7 +23,7 @@ from PIL import Image
 from fedglass.core.errors import DataError
 from fedglass.data import files
 from fedglass.data.catalogue import load
-from fedglass.data.pickled import plain_values
+from fedglass.data.cifar import plain_values
 
 MIB = 1 << 20
 

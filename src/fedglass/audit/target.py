@@ -234,8 +234,8 @@ def target_infos(
         identity = identity_text(view, "The adversary's view")
         # A user's own view may take no naming.
         options = () if naming is COUNTED else (naming,)
-        short = view.label(*options) if isinstance(view, HasLabel) else None
-        named = ("", "") if short is None else (prefix + short.name, short.standpoint)
+        standpoint, short = view.label(*options) if isinstance(view, HasLabel) else ("", "")
+        named = (prefix + short, standpoint) if standpoint else ("", "")
         crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
         text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
         infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,13 +11,6 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.data.dataset import Dataset
-
-
-class Partition(Protocol):
-    """A rule that gives every client its examples."""
-
-    def split(self, dataset: Dataset, clients: int, generator: torch.Generator) -> list[Tensor]:
-        """The positions of each client's examples; no example goes to two clients."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +97,10 @@ class Sizes:
             )
         shuffled = torch.randperm(len(dataset), generator=generator)
         return list(torch.split(shuffled[:total], list(self.sizes)))
+
+
+Partition = Iid | Dirichlet | ByWriter | Sizes
+"""A rule that gives every client the positions of its examples; no example goes to two clients."""
 
 
 def _none_empty(parts: list[list[int]]) -> list[list[int]]:

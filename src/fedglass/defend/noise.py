@@ -15,8 +15,7 @@ from torch import Tensor
 from fedglass.core.registry import register
 from fedglass.core.tensors import Update
 from fedglass.core.text import DLFA
-from fedglass.defend import checks
-from fedglass.defend.per_example import register_gradient_forms
+from fedglass.defend.per_example import check_at_least_zero, check_positive, register_gradient_forms
 from fedglass.fl.release import Outgoing
 
 ABADI = (
@@ -53,7 +52,7 @@ class Clip:
     norm: float
 
     def __post_init__(self) -> None:
-        checks.positive(self, "norm")
+        check_positive(self, "norm")
 
     def release(self, leaving: Outgoing) -> Update:
         length = norm_of(leaving.update)
@@ -84,7 +83,7 @@ class GaussianNoise:
     std: float
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "std")
+        check_at_least_zero(self, "std")
 
     def release(self, leaving: Outgoing) -> Update:
         noise = self.mean_noise(leaving.update, 1, leaving.generator)
@@ -115,7 +114,7 @@ class LaplacianNoise:
     scale: float
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "scale")
+        check_at_least_zero(self, "scale")
 
     def release(self, leaving: Outgoing) -> Update:
         noise = self.mean_noise(leaving.update, 1, leaving.generator)

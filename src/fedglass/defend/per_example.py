@@ -1,4 +1,4 @@
-"""Defences that act on the gradient of each example inside the local steps.
+"""Defences that act on the gradient of each example inside the local steps, and checks of a defence's numbers.
 
 `example_gradients` computes these gradients in chunks. `PerExample` applies any release to each of them, and
 `SameEachEpoch` repeats the random numbers of a step in every epoch. `register_gradient_forms` registers both forms of
@@ -8,6 +8,7 @@ a release, under the names `<release>_per_example` and `<release>_released`.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
@@ -27,6 +28,45 @@ from fedglass.fl.release import Outgoing, Release
 T = TypeVar("T", bound=Release)
 CHUNK_ENTRIES = 2**25
 """How many gradient entries are held at once: 128 MiB in single precision."""
+
+
+def check_share(owner: object, name: str) -> None:
+    """Check that the field is a share of entries in [0, 1).
+
+    >>> from types import SimpleNamespace
+    >>> check_share(SimpleNamespace(share=1.5), "share")
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: SimpleNamespace.share must be in [0, 1), got 1.5: it is a share, not a percentage.
+    """
+    _check_number(owner, name, lambda value: 0 <= value < 1, "in [0, 1)", "it is a share, not a percentage")
+
+
+def check_closed_share(owner: object, name: str) -> None:
+    """Check that the field is a share of entries in [0, 1], all of them included."""
+    _check_number(owner, name, lambda value: 0 <= value <= 1, "in [0, 1]", "it is a share, not a percentage")
+
+
+def check_at_least_zero(owner: object, name: str) -> None:
+    """Check that the field is a finite number that is not negative."""
+    _check_number(
+        owner, name, lambda value: 0 <= value < math.inf, "a finite number of at least 0", "0 switches it off"
+    )
+
+
+def check_positive(owner: object, name: str) -> None:
+    """Check that the field is a finite number above 0."""
+    hint = "leave the defence out to switch it off"
+    _check_number(owner, name, lambda value: 0 < value < math.inf, "a finite number above 0", hint)
+
+
+def _check_number(owner: object, name: str, holds: Callable[[float], bool], expected: str, hint: str) -> None:
+    """Refuse a field that is not a number, or one that the condition does not hold for."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        expected, hint = "a number", "write it without quotes"
+    elif holds(value):
+        return
+    raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}: {hint}.")
 
 
 def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator[list[Tensor]]:

@@ -100,18 +100,14 @@ class PooledExecutor(Executor, Protocol):
         ...
 
 
-@runtime_checkable
-class ReusableExecutor(Protocol):
-    """An executor that can keep its workers from one run to the next, for many runs of short jobs."""
-
-    def persistent(self) -> AbstractContextManager[PooledExecutor]:
-        """Return the same executor with workers that end with the context and start when they are first needed."""
-        ...
-
-
 def persistent(executor: Executor) -> AbstractContextManager[Executor]:
-    """Return the executor with workers that stay for the context, where it can keep them."""
-    return executor.persistent() if isinstance(executor, ReusableExecutor) else nullcontext(executor)
+    """Return the executor with workers that stay for the context, from one run to the next.
+
+    An executor that can keep its workers has a method `persistent()`, which returns a context of a `PooledExecutor`:
+    its workers start when they are first needed and end with the context. Any other executor is returned as it is.
+    """
+    keep: Callable[[], AbstractContextManager[Executor]] | None = getattr(executor, "persistent", None)
+    return nullcontext(executor) if keep is None else keep()
 
 
 def throttled(say: Callable[[int, int], None]) -> Progress:

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from fedglass.attack.parts import Progress
-from fedglass.core.environment import cores, environment
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
 from fedglass.execution.executor import Callbacks, FailedJob, Job, Result
+from fedglass.execution.fork_server import cores, environment
 from fedglass.execution.remote import Cluster, ClusterExecutor, TaskFailed, WorkerLost, last_line
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"

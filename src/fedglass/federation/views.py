@@ -114,12 +114,8 @@ class View(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ViewLabel:
-    """A view's short name for tables and charts, where `describe` would be too long."""
-
-    standpoint: Standpoint
-    name: str
+ViewLabel = tuple[Standpoint, str]
+"""A view's standpoint, and its short name for tables and charts, where `describe` would be too long."""
 
 
 @runtime_checkable
@@ -246,7 +242,7 @@ class ServerView:
         return f"the server sees the update of {naming.client(self.client)} in round {naming.round(self.round)}"
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
-        return ViewLabel("server", f"server, {naming.client(self.client)}")
+        return "server", f"server, {naming.client(self.client)}"
 
 
 # A server behind secure aggregation.
@@ -278,7 +274,7 @@ class AggregateView:
         return f"the server sees only the clients' aggregate of round {naming.round(self.round)} (secure aggregation)"
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
-        return ViewLabel("aggregate", "aggregate")
+        return "aggregate", "aggregate"
 
 
 # Several rounds of the same client, or of the same clients, looked at together.
@@ -328,8 +324,8 @@ class Together:
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
         first = self.ordered[0]
-        short = first.label(naming) if isinstance(first, HasLabel) else ViewLabel("server", first.describe(naming))
-        return ViewLabel(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
+        standpoint, name = first.label(naming) if isinstance(first, HasLabel) else ("server", first.describe(naming))
+        return standpoint, f"{name}, {len(self.views)} rounds together"
 
 
 def _check_same(first: ViewResult, other: ViewResult, earliest: View, later: View, truths: Truths | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import Shape, Stem, StemFactory, first_convolution, first_pool
+from fedglass.models.stem import Shape, Stem, first_convolution, first_pool, with_stem
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
@@ -112,9 +112,9 @@ def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.M
     return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
 
 
-register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(StemFactory(densenet121))
+register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(with_stem(densenet121))
 register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    StemFactory(densenet121, nn.Sigmoid)
+    with_stem(densenet121, activation=nn.Sigmoid)
 )
 
 
@@ -174,7 +174,7 @@ class MobileNetV2(nn.Module):
         return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
 
 
-register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(StemFactory(MobileNetV2))
+register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(with_stem(MobileNetV2))
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    StemFactory(MobileNetV2, nn.Sigmoid)
+    with_stem(MobileNetV2, activation=nn.Sigmoid)
 )

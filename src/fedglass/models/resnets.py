@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.stem import Shape, Stem, StemFactory, first_convolution, first_pool, output_size
+from fedglass.models.stem import Shape, Stem, first_convolution, first_pool, output_size, with_stem
 
 RESNET_PAPER = (
     "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
@@ -92,16 +92,16 @@ def resnet34(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Modu
     return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem, activation=activation)
 
 
-register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)(StemFactory(resnet18))
+register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)(with_stem(resnet18))
 register(
     "models",
     "resnet18_sigmoid",
     summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
     paper=RESNET_PAPER,
-)(StemFactory(resnet18, nn.Sigmoid))
-register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)(StemFactory(resnet34))
+)(with_stem(resnet18, activation=nn.Sigmoid))
+register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)(with_stem(resnet34))
 register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
-    StemFactory(resnet34, nn.Sigmoid)
+    with_stem(resnet34, activation=nn.Sigmoid)
 )
 
 
@@ -135,8 +135,10 @@ class ResNet8(nn.Module):
         return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
 
 
-register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(StemFactory(ResNet8))
-register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(StemFactory(ResNet8, nn.Sigmoid))
+register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(with_stem(ResNet8))
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
+    with_stem(ResNet8, activation=nn.Sigmoid)
+)
 
 
 class CuriousResNet(nn.Module):

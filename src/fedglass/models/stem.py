@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -32,17 +31,13 @@ def stem_for(shape: Shape) -> Stem:
     return Stem.SMALL if max(shape[1:]) <= 64 else Stem.LARGE
 
 
-@dataclass(frozen=True)
-class StemFactory:
-    """A factory of models that takes the stem from the shape of the input."""
+def with_stem(make: Callable[..., nn.Module], **options: type[nn.Module]) -> Callable[..., nn.Module]:
+    """Return a factory of models that takes the stem from the shape of the input."""
 
-    make: Callable[..., nn.Module]
-    activation: type[nn.Module] | None = None
-    """Replaces the model's own activation."""
+    def model(*, shape: Shape, classes: int) -> nn.Module:
+        return make(shape=shape, classes=classes, stem=stem_for(shape), **options)
 
-    def __call__(self, *, shape: Shape, classes: int) -> nn.Module:
-        options = {} if self.activation is None else {"activation": self.activation}
-        return self.make(shape=shape, classes=classes, stem=stem_for(shape), **options)
+    return model
 
 
 def first_convolution(stem: Stem, channels: int, width: int) -> nn.Conv2d:
