@@ -66,8 +66,8 @@ def identity_text(value: object, what: str = "The value") -> str:
     if isinstance(value, tuple | list | set | frozenset | Mapping):
         return _collection(value, what)
     if isinstance(value, functools.partial):
-        parts = [identity_text(part, f"{what}: {name}") for name, part in _of_partial(value)]
-        return f"partial({', '.join(parts)})"
+        named = {"function": value.func, "arguments": value.args, "options": value.keywords}
+        return f"partial({', '.join(identity_text(part, f'{what}: its {name}') for name, part in named.items())})"
     if inspect.isroutine(value) or inspect.isclass(value):
         return _named(value, what)
     if is_dataclass(value):
@@ -98,8 +98,13 @@ def of_architecture(model: nn.Module) -> str:
     A function without a name of its own is identified by its code, any other attribute that cannot be written down by
     its pickle; where that fails too the model is refused.
     """
-    modules = model.named_modules(remove_duplicate=False)
-    return digest(*(text for name, module in modules for text in (name, _class_name(module), *_attributes(module))))
+    texts: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = type(module)
+        own = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
+        attributes = sorted(f"{key}={_written(value, f'{kind.__name__}.{key}')}" for key, value in own.items())
+        texts += [name, _qualified(kind.__module__, kind.__qualname__), *attributes]
+    return digest(*texts)
 
 
 def of_model(model: nn.Module) -> str:
@@ -133,10 +138,6 @@ def _collection(value: Iterable[object], what: str) -> str:
     name = "" if kind in (tuple, list) else _named(kind, what)
     marks = "[]" if isinstance(value, list) else "()"
     return f"{name}{marks[0]}{', '.join(texts)}{marks[1]}"
-
-
-def _of_partial(value: functools.partial[object]) -> list[tuple[str, object]]:
-    return [("its function", value.func), ("its arguments", value.args), ("its options", value.keywords)]
 
 
 def _dataclass(value: object, what: str) -> str:
@@ -178,18 +179,6 @@ def _qualified(module: str, name: str) -> str:
     ('fedglass.Adam', 'torch.optim.adam.Adam')
     """
     return f"fedglass.{name}" if module.partition(".")[0] == "fedglass" else f"{module}.{name}"
-
-
-def _class_name(module: nn.Module) -> str:
-    return _qualified(type(module).__module__, type(module).__qualname__)
-
-
-def _attributes(module: nn.Module) -> list[str]:
-    texts = []
-    for name, value in vars(module).items():
-        if name not in _BOOKKEEPING:
-            texts.append(f"{name}={_written(value, f'{type(module).__name__}.{name}')}")
-    return sorted(texts)
 
 
 def _written(value: object, what: str) -> str:

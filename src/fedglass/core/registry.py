@@ -13,6 +13,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -143,7 +144,10 @@ def entries(kind: str) -> tuple[Entry, ...]:
     taken = {entry.name: BUILT_IN for entry in listed}
     for entry in _of_others(kind):
         if entry.name in taken:
-            entry = replace(entry, problem=_shadowed(entry, taken[entry.name]))
+            noun, first = KINDS[kind].noun, taken[entry.name]
+            whose = f"a built-in {noun} has" if first == BUILT_IN else f"the {noun} of {first} has"
+            problem = f"It is ignored, since {whose} the name {entry.name!r}: rename one of the two."
+            entry = replace(entry, problem=problem)
         taken.setdefault(entry.name, entry.origin)
         listed.append(entry)
     return tuple(listed)
@@ -345,12 +349,6 @@ def _described(entry: Entry) -> Entry:
     )
 
 
-def _shadowed(entry: Entry, first: str) -> str:
-    noun = KINDS[entry.kind].noun
-    whose = f"a built-in {noun} has" if first == BUILT_IN else f"the {noun} of {first} has"
-    return f"It is ignored, since {whose} the name {entry.name!r}: rename one of the two."
-
-
 def _check_options(entry: Entry, options: Mapping[str, object]) -> None:
     accepted = parameters(entry.value)
     title = entry.title[0].upper() + entry.title[1:]
@@ -392,16 +390,11 @@ def split_path(kind: str, text: str) -> tuple[str, str | None]:
     if name in names(kind):
         return (name, path) if reads_path(find(kind, name)) else (text, None)
     function, _, path = path.partition(":")
-    if colon and is_importable(name) and _is_reader(kind, f"{name}:{function}"):
-        return f"{name}:{function}", path
+    reader = f"{name}:{function}"
+    with contextlib.suppress(UsageError):  # the caller that needs the part itself reports this in full
+        if colon and is_importable(name) and reads_path(find(kind, reader)):
+            return reader, path
     return text, None
-
-
-def _is_reader(kind: str, name: str) -> bool:
-    try:
-        return reads_path(find(kind, name))
-    except UsageError:  # the caller that needs the part itself reports this in full
-        return False
 
 
 def located_at(kind: str, text: str, folder: Path) -> str:

@@ -150,13 +150,9 @@ def moved_others(before: Params, after: Params) -> list[str]:
     >>> moved_others({"num_batches_tracked": torch.zeros(2)}, {"num_batches_tracked": torch.ones(2)})
     ['num_batches_tracked']
     """
-    names = [name for name in before if name in after and not _running(name, after[name])]
-    return [name for name in names if not _unmoved(before[name], after[name])]
-
-
-def _running(name: str, tensor: Tensor) -> bool:
-    kind = name.rpartition(".")[2]
-    return kind in (MEAN, VARIANCE) or (kind == COUNTER and tensor.dim() == 0)
+    kinds = {name: name.rpartition(".")[2] for name in before if name in after}
+    further = [n for n, kind in kinds.items() if kind not in RUNNING or (kind == COUNTER and after[n].dim() > 0)]
+    return [name for name in further if not _unmoved(before[name], after[name])]
 
 
 def _unmoved(before: Tensor, after: Tensor) -> bool:

@@ -78,8 +78,7 @@ class KaimingUniform:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register("initialisations", "kaiming_normal", summary="weights ~ N(0, 2 / fan), biases zero", paper=KAIMING)
@@ -94,10 +93,9 @@ class KaimingNormal:
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
-            std = math.sqrt(2 / (_fan_in(layer.weight) if isinstance(layer, nn.Linear) else _fan_out(layer.weight)))
-            nn.init.normal_(layer.weight, 0.0, std, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+            fan = layer.weight.numel() // layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1]
+            nn.init.normal_(layer.weight, 0.0, math.sqrt(2 / fan), generator=generator)
+        _reset_others(model)
 
 
 @register(
@@ -118,8 +116,7 @@ class LeCunTruncatedNormal:
             # 0.8796 is the deviation of a standard normal cut at two deviations.
             std = math.sqrt(1 / _fan_in(layer.weight)) / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register(
@@ -136,8 +133,7 @@ class Orthogonal:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             nn.init.orthogonal_(layer.weight, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register(
@@ -185,14 +181,12 @@ def _fan_in(weight: Tensor) -> int:
     return weight[0].numel()
 
 
-def _fan_out(weight: Tensor) -> int:
-    return weight.shape[0] * weight[0, 0].numel()
-
-
-def _zero_biases(model: nn.Module) -> None:
+def _reset_others(model: nn.Module) -> None:
+    """Set all that is not drawn: biases to zero, normalisation layers to the identity."""
     for layer in _weighted(model):
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
+    _reset_norms(model)
 
 
 def _reset_norms(model: nn.Module) -> None:
@@ -261,44 +255,24 @@ class Transfer:
 
 def _resized_layers(model: nn.Module, path: str) -> dict[str, nn.Module]:
     """Return the layers that the file has in another size, in that size; `load_weights` checks everything else."""
-    (last, head), first = _last_dense(model), _first_convolution(model)
-    sizes = _sizes(path, [last] if first is None else [last, first[0]])
-    resized: dict[str, nn.Module] = {}
-    if _other_classes(size := sizes.get(last, ()), head):
-        resized[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta").to_empty(
-            device="cpu"
-        )
-    if first is not None and _other_kernel(size := sizes.get(first[0], ()), first[1]):
-        resized[first[0]] = _with_kernel(first[1], (size[2], size[3]))
-    return resized
-
-
-def _other_classes(size: Sequence[int], head: nn.Linear) -> bool:
-    return len(size) == 2 and head.out_features != size[0] and 1 <= size[0] < MOST_CLASSES
-
-
-def _other_kernel(size: Sequence[int], layer: nn.Conv2d) -> bool:
-    if len(size) != 4 or tuple(size[:2]) != tuple(layer.weight.shape[:2]):
-        return False
-    return tuple(size[2:]) != layer.kernel_size and 1 <= min(size[2:]) <= max(size[2:]) <= LARGEST_KERNEL
-
-
-def _with_kernel(layer: nn.Conv2d, kernel: tuple[int, int]) -> nn.Module:
-    convolution = nn.Conv2d(
-        layer.in_channels, layer.out_channels, kernel, groups=layer.groups, bias=layer.bias is not None, device="meta"
-    )
-    return convolution.to_empty(device="cpu")
-
-
-def _last_dense(model: nn.Module) -> tuple[str, nn.Linear]:
     dense = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    convolutions = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)][:1]
     if not dense:
         raise ModelError("A transfer needs a model that ends in a dense layer, got one without any: use file: instead.")
-    return dense[-1]
-
-
-def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
-    return next(((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)), None)
+    last, head = dense[-1]
+    sizes = _sizes(path, [last, *(name for name, _ in convolutions)])
+    resized: dict[str, nn.Module] = {}
+    size = sizes.get(last, ())
+    if len(size) == 2 and head.out_features != size[0] and 1 <= size[0] < MOST_CLASSES:
+        resized[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta")
+    for name, first in convolutions:
+        size = sizes.get(name, ())
+        if len(size) != 4 or size[:2] != first.weight.shape[:2] or size[2:] == first.kernel_size:
+            continue
+        if 1 <= min(size[2:]) <= max(size[2:]) <= LARGEST_KERNEL:
+            channels, bias = (first.in_channels, first.out_channels), first.bias is not None
+            resized[name] = nn.Conv2d(*channels, (size[2], size[3]), groups=first.groups, bias=bias, device="meta")
+    return {name: layer.to_empty(device="cpu") for name, layer in resized.items()}
 
 
 def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:

@@ -27,15 +27,15 @@ class LeNet(nn.Module):
     the dense layer at 32x32. The layers have the names of the release of DLG.
     """
 
-    def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.Sigmoid) -> None:
+    def __init__(self, *, shape: Shape, classes: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(shape[0], 12, kernel_size=5, padding=2, stride=2),
-            activation(),
+            nn.Sigmoid(),
             nn.Conv2d(12, 12, kernel_size=5, padding=2, stride=2),
-            activation(),
+            nn.Sigmoid(),
             nn.Conv2d(12, 12, kernel_size=5, padding=2, stride=1),
-            activation(),
+            nn.Sigmoid(),
         )
         self.fc = nn.Sequential(nn.Linear(output_size(self.body, shape), classes))
 
@@ -113,21 +113,20 @@ class CNN(nn.Module):
         kernel: int = 3,
         pool: type[nn.Module] = nn.AvgPool2d,
         bias: bool = True,
-        activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         """Dense layers have a bias only with `bias`; convolutions always have one."""
         super().__init__()
         first, second = channels
         self.body = nn.Sequential(
             nn.Conv2d(shape[0], first, kernel_size=kernel, padding=kernel // 2),
-            activation(),
+            nn.ReLU(),
             pool(2),
             nn.Conv2d(first, second, kernel_size=kernel, padding=kernel // 2),
-            activation(),
+            nn.ReLU(),
             pool(2),
         )
         self.fc1 = nn.Linear(output_size(self.body, shape), units, bias=bias)
-        self.act = activation()
+        self.act = nn.ReLU()
         self.fc2 = nn.Linear(units, classes, bias=bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -166,23 +165,11 @@ class MLP(nn.Module):
     In the release of SME the logits pass a ReLU too: `output=nn.ReLU`.
     """
 
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        hidden: tuple[int, ...] = (1000, 1000),
-        activation: type[nn.Module] = nn.ReLU,
-        output: Callable[[], nn.Module] = nn.Identity,
-    ) -> None:
+    def __init__(self, *, shape: Shape, classes: int, output: Callable[[], nn.Module] = nn.Identity) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        size = math.prod(shape)
-        for units in hidden:
-            layers += [nn.Linear(size, units), activation()]
-            size = units
-        self.body = nn.Sequential(*layers)
-        self.fc = nn.Linear(size, classes)
+        first = nn.Linear(math.prod(shape), 1000)
+        self.body = nn.Sequential(first, nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU())
+        self.fc = nn.Linear(1000, classes)
         self.output = output()
 
     def forward(self, inputs: Tensor) -> Tensor:

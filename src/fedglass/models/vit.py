@@ -44,12 +44,12 @@ class ViTBlock(nn.Module):
     In a `bare` block, the first of type A, the attention takes the embedding itself and has no shortcut.
     """
 
-    def __init__(self, width: int, heads: int, activation: type[nn.Module], bare: bool = False) -> None:
+    def __init__(self, width: int, heads: int, bare: bool = False) -> None:
         super().__init__()
         self.norm1 = None if bare else nn.LayerNorm(width)
         self.mha = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), activation(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = self.mha(tokens) if self.norm1 is None else tokens + self.mha(self.norm1(tokens))
@@ -63,14 +63,7 @@ class ViT(nn.Module):
     and a hidden layer precedes the logits. Sides that the patch does not divide are padded with zeros.
     """
 
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        patch: tuple[int, int],
-        activation: type[nn.Module] = nn.GELU,
-    ) -> None:
+    def __init__(self, *, shape: Shape, classes: int, patch: tuple[int, int]) -> None:
         super().__init__()
         width, heads, depth = 384, 4, 4
         (height, across), (ph, pw) = shape[1:], patch
@@ -80,11 +73,11 @@ class ViT(nn.Module):
         self.patch_embedding = nn.Linear(shape[0] * ph * pw, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.position_embedding = nn.Parameter(torch.zeros(1, patches + 1, width))
-        later = [ViTBlock(width, heads, activation) for _ in range(depth - 1)]
-        self.blocks = nn.Sequential(ViTBlock(width, heads, activation, bare=True), *later)
+        later = [ViTBlock(width, heads) for _ in range(depth - 1)]
+        self.blocks = nn.Sequential(ViTBlock(width, heads, bare=True), *later)
         self.norm = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 2 * width)
-        self.act = activation()
+        self.act = nn.GELU()
         self.fc2 = nn.Linear(2 * width, classes)
 
     def forward(self, inputs: Tensor) -> Tensor:

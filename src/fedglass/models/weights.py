@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from fedglass.core.errors import DataError, ModelError
 from fedglass.core.tensors import COUNTER, open_tensors
@@ -29,13 +29,22 @@ def load_weights(model: nn.Module, path: str) -> None:
         raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
     try:
         with open_tensors(Path(path)) as file:
-            name_in_file = {_modern(name): name for name in sorted(file.keys())}
+            name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
             sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
             _check(model, sizes, path)
             tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
-    _fill(model, tensors, path)
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(
+                f"The weights file {path!r} holds NaN or infinity in {name!r}: its training diverged. "
+                "Take another checkpoint."
+            )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)
 
 
 def unreadable(path: str, error: Exception) -> DataError:
@@ -49,23 +58,6 @@ def unreadable(path: str, error: Exception) -> DataError:
         f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
         "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
     )
-
-
-def _modern(name: str) -> str:
-    return _OLD_DENSE.sub(r"\1\2", name)
-
-
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: str) -> None:
-    state = model.state_dict()
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError(
-                f"The weights file {path!r} holds NaN or infinity in {name!r}: its training diverged. "
-                "Take another checkpoint."
-            )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
 
 
 def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
