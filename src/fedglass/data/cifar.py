@@ -160,7 +160,8 @@ def _binary(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
 
 def _pickled(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
     value = plain_values(raw, path)
-    held = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in _as_dict(value).items()}
+    entries = value.items() if isinstance(value, dict) else ()
+    held = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in entries}
     pixels, labels = held.get("data"), held.get(flavour.label_key)
     if not isinstance(labels, list) or not labels or not all(type(y) is int for y in labels):
         raise DataError(f"{path}: expected whole numbers under {flavour.label_key!r}: is it {flavour.name}?")
@@ -168,10 +169,6 @@ def _pickled(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
     if array.shape != (len(labels), _PIXELS):
         raise DataError(f"{path}: expected data of shape {(len(labels), _PIXELS)}, got {array.shape}.")
     return array, np.array(labels)
-
-
-def _as_dict(value: object) -> dict[object, object]:
-    return value if isinstance(value, dict) else {}
 
 
 # A pickle is read without unpickling it.

@@ -55,7 +55,10 @@ class Dirichlet:
             pieces = members.tensor_split(np.rint(edges).astype(int).tolist())
             for part, piece in zip(parts, pieces, strict=True):
                 part.extend(piece.tolist())
-        return [torch.tensor(part) for part in _none_empty(parts)]
+        for part in parts:
+            if not part:
+                part.append(max(parts, key=len).pop())
+        return [torch.tensor(part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,6 @@ class Sizes:
 
 Partition = Iid | Dirichlet | ByWriter | Sizes
 """A rule that gives every client the positions of its examples; no example goes to two clients."""
-
-
-def _none_empty(parts: list[list[int]]) -> list[list[int]]:
-    for part in parts:
-        if not part:
-            part.append(max(parts, key=len).pop())
-    return parts
 
 
 def _check_clients(dataset: Dataset, clients: int) -> None:

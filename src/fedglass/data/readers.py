@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -130,21 +130,18 @@ def _files(path: Path, split: str) -> list[Path]:
 
 def _pages(path: Path) -> list[tuple[str, Array, Tensor]]:
     """Each user of one file with pixels (n, d) and labels (n,)."""
-    data = _parsed(path).get("user_data")
-    if not isinstance(data, dict) or not data:
-        raise DataError(f"{path}: expected LEAF's 'user_data' with an entry per user, found none.")
-    return [_page(path, user, entry) for user, entry in data.items()]
 
-
-def _parsed(path: Path) -> dict[str, Any]:
     def refuse(constant: str) -> NoReturn:
         raise DataError(f"{path}: holds {constant}; expected pixels in [0, 1]. Clean the file.")
 
     try:
-        value = json.loads(contents(path, _MOST), parse_constant=refuse)
+        table = json.loads(contents(path, _MOST), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable as json ({error}): it is truncated or corrupt.") from None
-    return value if isinstance(value, dict) else {}
+    data = table.get("user_data") if isinstance(table, dict) else None
+    if not isinstance(data, dict) or not data:
+        raise DataError(f"{path}: expected LEAF's 'user_data' with an entry per user, found none.")
+    return [_page(path, user, entry) for user, entry in data.items()]
 
 
 def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
@@ -268,19 +265,15 @@ def _picture(file: Path) -> Iterator[Image.Image]:
             # Our own limit is lower than the one that Pillow warns at.
             warnings.simplefilter("ignore")
             with open_file(follow_links(file)) as raw, Image.open(raw, formats=("PNG", "JPEG")) as picture:
-                _check_picture(file, picture)
+                if picture.width * picture.height > _MOST_PIXELS:
+                    raise DataError(
+                        f"{file}: announces {picture.width}x{picture.height} pixels, at most {_MOST_PIXELS} are "
+                        "unpacked: reduce it first."
+                    )
+                if picture.mode not in (*_GREY, *_COLOUR):
+                    raise DataError(f"{file}: pixels must be 8 bits deep, got mode {picture.mode}: convert it first.")
                 yield picture
     except Image.DecompressionBombError:
         raise DataError(f"{file}: announces more than {_MOST_PIXELS} pixels: reduce it first.") from None
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
         raise DataError(f"{file}: not a readable PNG or JPEG picture ({error}): truncated or corrupt?") from None
-
-
-def _check_picture(file: Path, picture: Image.Image) -> None:
-    if picture.width * picture.height > _MOST_PIXELS:
-        raise DataError(
-            f"{file}: announces {picture.width}x{picture.height} pixels, at most {_MOST_PIXELS} are "
-            "unpacked: reduce it first."
-        )
-    if picture.mode not in (*_GREY, *_COLOUR):
-        raise DataError(f"{file}: pixels must be 8 bits deep, got mode {picture.mode}: convert it first.")

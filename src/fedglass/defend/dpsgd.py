@@ -189,6 +189,10 @@ def _hooked(layers: dict[str, nn.Linear | nn.Conv2d]) -> Iterator[list[tuple[str
 
 def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: Sequence[str]) -> None:
     """Refuse layers that mix examples, or that have gradients of another form than such products."""
+
+    def plain(layer: nn.Conv2d) -> bool:
+        return layer.groups == 1 and not isinstance(layer.padding, str) and layer.padding_mode == "zeros"
+
     expected = {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
     unsupported = [
         type(m).__name__
@@ -196,11 +200,7 @@ def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: 
         if not list(m.children()) and not isinstance(m, PARAMETER_FREE | nn.Linear | nn.Conv2d)
     ]
     unsupported += [name for name in names if name not in expected]
-    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and _is_grouped_or_padded(layer)]
+    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and not plain(layer)]
     if unsupported or grouped:
         what = unsupported[0] if unsupported else "a grouped or named-padding convolution"
         raise ModelError(f"GhostDPSGD does not support a network with {what}: choose DPSGD.")
-
-
-def _is_grouped_or_padded(layer: nn.Conv2d) -> bool:
-    return layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros"

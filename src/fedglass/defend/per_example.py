@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -112,13 +113,16 @@ def noise_source(step: Step) -> torch.Generator:
     return step.generator
 
 
-@runtime_checkable
-class Additive(Protocol):
-    """A defence that adds noise which does not depend on what it is added to."""
+class AdditiveNoise(ABC):
+    """Base of defences that add noise which does not depend on what it is added to."""
 
+    @abstractmethod
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """Return the mean of the noise of that many examples."""
-        ...
+
+    def release(self, leaving: Outgoing) -> Update:
+        noise = self.mean_noise(leaving.update, 1, leaving.generator)
+        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class PerExample:
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         generator = noise_source(step)
-        if isinstance(self.defence, Additive):
+        if isinstance(self.defence, AdditiveNoise):
             plain = _named(step, MeanGradient().gradient(step))
             noise = self.defence.mean_noise(plain, len(step.inputs), generator)
             return [plain[name] + noise[name] for name in step.network.names]

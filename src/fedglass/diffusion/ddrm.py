@@ -120,13 +120,14 @@ class Spectrum:
     def of(cls, degradation: Degradation, height: int, width: int) -> Spectrum:
         """The decompositions for one size of pictures."""
         sides = (height, width)
-        rows, columns = (_decomposed(degradation.matrix(side)) for side in sides)
-        return cls(rows, columns, (degradation.reading(height), degradation.reading(width)))
+        rows, columns = (torch.linalg.svd(degradation.matrix(side), full_matrices=True) for side in sides)
+        readings = degradation.reading(height), degradation.reading(width)
+        return cls((rows[0], rows[1], rows[2].T), (columns[0], columns[1], columns[2].T), readings)
 
     @property
     def singular(self) -> Tensor:
         """The singular value of each coordinate, zero for what is lost.  # (h, w)"""
-        across, down = (_padded(s, len(v)) for _, s, v in (self.rows, self.columns))
+        across, down = (F.pad(s, (0, len(v) - len(s))) for _, s, v in (self.rows, self.columns))
         values = across[:, None] * down
         return torch.where(values < NOTHING, 0.0, values)
 
@@ -154,15 +155,6 @@ class Spectrum:
         room = F.pad(turned, (0, width - turned.shape[-1], 0, height - turned.shape[-2]))
         singular = self.singular.to(room)
         return torch.where(singular > 0, room / singular.clamp(min=NOTHING), 0.0)
-
-
-def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    u, s, vt = torch.linalg.svd(matrix, full_matrices=True)
-    return u, s, vt.T
-
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    return F.pad(values, (0, length - len(values)))
 
 
 def _both(for_rows: Tensor, images: Tensor, for_columns: Tensor) -> Tensor:

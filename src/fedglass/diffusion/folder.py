@@ -174,7 +174,8 @@ def load_autoencoder(folder: Path, noun: str = "diffusion model") -> LatentSpace
 def digest_of(folder: Path) -> str:
     """Names what the folder holds, so that results go by the weights and not by where they lie."""
     where = network_folder(folder)
-    return digest_of_files([where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)])
+    autoencoder = [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
+    return digest_of_files([where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *autoencoder])
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:
@@ -192,11 +193,6 @@ def check_unchanged(what: str, digest: str, expected: str) -> None:
         raise UsageError(
             f"The {what} is not the one that was named (digest {digest}, expected {expected}): run the command again."
         )
-
-
-def _of_autoencoder(folder: Path) -> list[Path]:
-    """The files of the autoencoder in whose latent space the model works, where there is one."""
-    return [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
 
 
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
@@ -252,16 +248,11 @@ def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tu
             network: nn.Module = networks[name].value(**options)
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
             raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
-    _check_size(network_parameters(network), where)
+    _check_size(sum(tensor.numel() for tensor in network.state_dict().values()), where)
     network = network.to_empty(device="cpu")
     load_weights(network, str(where / WEIGHTS))
     assert isinstance(network, Configured), "a network of ours tells its options"
     return network, network.shape
-
-
-def network_parameters(network: nn.Module) -> int:
-    """Return how many numbers its weights file holds."""
-    return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
 def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:

@@ -207,12 +207,9 @@ def _rows(count: int, options: TrainingOptions, step: int) -> Tensor:
     """The positions of a step's images; an epoch passes over all of them, and a batch may reach into the next."""
     first = step * options.batch_size
     places = range(first, first + options.batch_size)
-    orders = {epoch: _order(count, options.seed, epoch) for epoch in {place // count for place in places}}
+    epochs = {place // count for place in places}
+    orders = {e: torch.randperm(count, generator=stream(options.seed, "epoch", e)) for e in epochs}
     return torch.stack([orders[place // count][place % count] for place in places])
-
-
-def _order(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=stream(seed, "epoch", epoch))
 
 
 # What the masked diffusion transformer is taught: to denoise with all patches seen, and with some of them hidden.
@@ -238,12 +235,11 @@ class MaskedLoss:
 
     def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
-        labels = None if batch.labels is None else self._shown(batch.labels, network.classes, batch.generator)
+        labels = batch.labels
+        if labels is not None:
+            hidden = torch.rand(len(labels), generator=batch.generator) < self.unlabelled
+            labels = labels.masked_fill(hidden.to(labels.device), network.classes)
         visible = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
         unmasked: Tensor = network(batch.noisy, batch.steps, labels)
         masked: Tensor = network(batch.noisy, batch.steps, labels, visible)
         return (unmasked - batch.target).square().mean() + (masked - batch.target).square().mean()
-
-    def _shown(self, labels: Tensor, none: int, generator: torch.Generator) -> Tensor:
-        hidden = torch.rand(len(labels), generator=generator) < self.unlabelled
-        return labels.masked_fill(hidden.to(labels.device), none)

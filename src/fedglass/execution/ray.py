@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
 from fedglass.execution.executor import Callbacks, FailedJob, Job, Result
 from fedglass.execution.fork_server import cores, environment
-from fedglass.execution.remote import Cluster, ClusterExecutor, TaskFailed, WorkerLost, last_line
+from fedglass.execution.remote import ClusterExecutor, TaskFailed, WorkerLost, last_line
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -259,9 +258,6 @@ class OnRay:
 
     def persistent(self) -> ClusterExecutor:
         """Return an executor that the first run with jobs connects, until the context ends."""
-        return ClusterExecutor(self._cluster)
-
-    def _cluster(self) -> AbstractContextManager[Cluster]:
         if self.address:
-            return joined_cluster(self.address, self.workers, self.gpus, self.patience)
-        return own_cluster(self.workers or cores(), self.gpus)
+            return ClusterExecutor(lambda: joined_cluster(self.address, self.workers, self.gpus, self.patience))
+        return ClusterExecutor(lambda: own_cluster(self.workers or cores(), self.gpus))

@@ -107,8 +107,7 @@ def run_on_cluster(
             job, crashes = waiting.popleft()
             if not crashes:
                 callbacks.started(job)
-            task = _task(work, job)
-            running[cluster.submit(run_task, task, _key(work, job, task))] = job, crashes
+            running[cluster.submit(run_task, *_task(work, job))] = job, crashes
 
     try:
         send()
@@ -149,10 +148,14 @@ def _result(cluster: Cluster, handle: Any) -> Any:
     return from_bytes(answer)
 
 
-def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
+def _task(work: Callable[[Job, Progress], Any], job: Job) -> tuple[Task, str]:
+    """Return the task of a job, and a digest of what decides its result: the key of the job if it has one, else all."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
-    folder = os.getcwd()
-    return Task(to_bytes((work, job)), [place or folder for place in sys.path], folder, variables, _versions())
+    folder, versions, raw = os.getcwd(), _versions(), to_bytes((work, job))
+    key = getattr(job, "key", None)
+    content = key if isinstance(key, str) else hashlib.sha256(raw).hexdigest()
+    name = digest(work.__module__, work.__qualname__, _versions_text(versions), content)[:32]
+    return Task(raw, [place or folder for place in sys.path], folder, variables, versions), name
 
 
 def _versions() -> dict[str, str]:
@@ -162,13 +165,6 @@ def _versions() -> dict[str, str]:
 
 def _versions_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _key(work: Callable[[Job, Progress], Any], job: Job, task: Task) -> str:
-    """Return a digest of what decides the result of a job: the key of the job where it has one, else all of it."""
-    key = getattr(job, "key", None)
-    content = key if isinstance(key, str) else hashlib.sha256(task.job).hexdigest()
-    return digest(work.__module__, work.__qualname__, _versions_text(task.versions), content)[:32]
 
 
 class ClusterExecutor(ExitStack):

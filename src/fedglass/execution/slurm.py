@@ -171,14 +171,11 @@ class OnSlurm:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before anything is submitted
-            root = self._root()
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedglass" / "slurm"
+            root = Path(self.folder).expanduser().resolve() if self.folder else cache
             _make_private(root)
             logging.getLogger("submitit").setLevel(logging.ERROR)
             yield from run_on_cluster(SubmititCluster(self, root), work, jobs, callbacks)
-
-    def _root(self) -> Path:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(self.folder).expanduser().resolve() if self.folder else Path(cache) / "fedglass" / "slurm"
 
     def parameters(self) -> dict[str, object]:
         """Return the options under the names of submitit."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -26,7 +25,7 @@ from fedglass.federation.transcript import (
     shared_untrained,
     without_untrained,
 )
-from fedglass.federation.truth import Truth, Truths
+from fedglass.federation.truth import Truths
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
@@ -165,6 +164,11 @@ class ViewBuilder:
         exact = counted and not self.acceptance_unknown
         # If the count is unknown, the adversary knows its own examples and that there is at least one other.
         least = 1 + (0 if own is None else len(own.labels))
+        labels = batch_labels = None
+        if knows.labels and truths is not None:  # of each client, in no particular order
+            labels = torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
+        if knows.batch_labels and truths is not None and len(sizes) == 1:  # in an aggregate they belong to no batch
+            batch_labels = truths.batch_labels.get((self.round, self.participants[0].name))
         return Knowledge(
             shape=terms.shape,
             classes=terms.classes,
@@ -175,19 +179,11 @@ class ViewBuilder:
             lr=_common(rates) if long and knows.lr else None,
             clients=len(sizes) if exact else 1,
             sizes=sizes if exact else None,
-            labels=self._labels(truths) if knows.labels and truths is not None else None,
-            batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
+            labels=labels,
+            batch_labels=batch_labels,
             counted=exact,
             present=sizes if counted and self.acceptance_unknown else None,
         )
-
-    def _labels(self, truths: Truths) -> Tensor:
-        """Return each client's labels in no particular order."""
-        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
-
-    def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
-        """Return the labels of each batch of a single client; in an aggregate they belong to no batch."""
-        return truths.batch_labels.get((self.round, self.participants[0].name)) if len(self.participants) == 1 else None
 
 
 def check_common_model(round_: Round, index: int, clients: Sequence[str]) -> None:
@@ -338,15 +334,9 @@ def _check_same(first: ViewResult, other: ViewResult, earliest: View, later: Vie
     same = first.clients == other.clients and first.observation.knows.sizes == other.observation.knows.sizes
     if same and truths is not None:
         one, two = (truths.truth_of(s.clients, v.rounds()[-1]) for s, v in ((first, earliest), (other, later)))
-        same = _equal(one, two)
+        same = torch.equal(one.images, two.images) and torch.equal(one.labels, two.labels)
     if not same:
         raise UsageError(
             f"Rounds {earliest.rounds()[-1]} and {later.rounds()[-1]} cannot be attacked together: they have "
             "different clients or different examples. Choose rounds in which the same client trained on the same data."
         )
-
-
-def _equal(one: Truth, two: Truth) -> bool:
-    if one.images.shape != two.images.shape:
-        return False
-    return bool(torch.equal(one.images, two.images)) and bool(torch.equal(one.labels, two.labels))
