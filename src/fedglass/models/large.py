@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import Shape, Stem, first_convolution, first_pool, with_stem
+from fedglass.models.stem import Shape, first_convolution, first_pool, is_small
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
@@ -83,16 +84,15 @@ class DenseNet(nn.Module):
         shape: Shape,
         classes: int,
         layers: tuple[int, ...],
-        stem: Stem,
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
         width = 2 * GROWTH
         self.features = nn.Sequential()
-        self.features.add_module("conv0", first_convolution(stem, shape[0], width))
+        self.features.add_module("conv0", first_convolution(shape, width))
         self.features.add_module("norm0", nn.BatchNorm2d(width))
         self.features.add_module("act0", activation())
-        self.features.add_module("pool0", first_pool(stem))
+        self.features.add_module("pool0", first_pool(shape))
         for i, count in enumerate(layers, start=1):
             self.features.add_module(f"denseblock{i}", DenseBlock(width, count, activation))
             width += count * GROWTH
@@ -107,14 +107,14 @@ class DenseNet(nn.Module):
         return cast(Tensor, self.classifier(self.act(self.features(inputs)).mean((2, 3))))
 
 
-def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
+@register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)
+def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
     """Return the DenseNet with blocks of 6, 12, 24 and 16 layers."""
-    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
+    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), activation=activation)
 
 
-register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(with_stem(densenet121))
 register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    with_stem(densenet121, activation=nn.Sigmoid)
+    partial(densenet121, activation=nn.Sigmoid)
 )
 
 
@@ -149,16 +149,17 @@ class InvertedResidual(nn.Module):
         return inputs + branch if self.shortcut else branch
 
 
+@register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)
 class MobileNetV2(nn.Module):
     """Inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
 
-    The SMALL stem drops the first two strides, as is usual at 32x32. There is no dropout, because a gradient would then
-    depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
+    Small images have no stride in the first two groups, as is usual at 32x32. There is no dropout, because a gradient
+    would then depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
     """
 
-    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6) -> None:
+    def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU6) -> None:
         super().__init__()
-        start, second = (1, 1) if stem is Stem.SMALL else (2, 2)
+        start, second = (1, 1) if is_small(shape) else (2, 2)
         width = 32
         layers: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
         for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
@@ -174,7 +175,6 @@ class MobileNetV2(nn.Module):
         return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
 
 
-register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(with_stem(MobileNetV2))
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    with_stem(MobileNetV2, activation=nn.Sigmoid)
+    partial(MobileNetV2, activation=nn.Sigmoid)
 )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.stem import Shape, Stem, first_convolution, first_pool, output_size, with_stem
+from fedglass.models.stem import Shape, first_convolution, first_pool, output_size
 
 RESNET_PAPER = (
     "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
@@ -61,14 +61,13 @@ class ResNet(nn.Module):
         shape: Shape,
         classes: int,
         blocks: tuple[int, int, int, int],
-        stem: Stem,
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
-        self.conv1 = first_convolution(stem, shape[0], 64)
+        self.conv1 = first_convolution(shape, 64)
         self.bn1 = nn.BatchNorm2d(64)
         self.act = activation()
-        self.maxpool = first_pool(stem)
+        self.maxpool = first_pool(shape)
         block = partial(BasicBlock, activation=activation)
         self.layer1 = stage(block, 64, 64, blocks[0], 1)
         self.layer2 = stage(block, 64, 128, blocks[1], 2)
@@ -82,29 +81,32 @@ class ResNet(nn.Module):
         return cast(Tensor, self.fc(hidden.mean((2, 3))))
 
 
-def resnet18(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+@register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)
+def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> ResNet:
     """Return the ResNet with two blocks in each stage."""
-    return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), stem=stem, activation=activation)
+    return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), activation=activation)
 
 
-def resnet34(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> ResNet:
-    """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
-    return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), stem=stem, activation=activation)
-
-
-register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)(with_stem(resnet18))
 register(
     "models",
     "resnet18_sigmoid",
     summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
     paper=RESNET_PAPER,
-)(with_stem(resnet18, activation=nn.Sigmoid))
-register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)(with_stem(resnet34))
+)(partial(resnet18, activation=nn.Sigmoid))
+
+
+@register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
+def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+    """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
+    return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), activation=activation)
+
+
 register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
-    with_stem(resnet34, activation=nn.Sigmoid)
+    partial(resnet34, activation=nn.Sigmoid)
 )
 
 
+@register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
 class ResNet8(nn.Module):
     """Small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
 
@@ -113,12 +115,12 @@ class ResNet8(nn.Module):
     layer.
     """
 
-    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> None:
+    def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
-        self.conv1 = first_convolution(stem, shape[0], 32)
+        self.conv1 = first_convolution(shape, 32)
         self.bn1 = nn.BatchNorm2d(32)
         self.act = activation()
-        self.maxpool = first_pool(stem)
+        self.maxpool = first_pool(shape)
         block = partial(BasicBlock, activation=activation)
         self.layer1 = stage(block, 32, 32, 1, 1)
         self.layer2 = stage(block, 32, 64, 1, 2)
@@ -135,9 +137,8 @@ class ResNet8(nn.Module):
         return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
 
 
-register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)(with_stem(ResNet8))
 register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
-    with_stem(ResNet8, activation=nn.Sigmoid)
+    partial(ResNet8, activation=nn.Sigmoid)
 )
 
 
