@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import Shape, first_convolution, first_pool, is_small
+from fedglass.models.stem import GlobalMean, Shape, first_convolution, first_pool, is_small, layers
 
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
@@ -65,52 +65,36 @@ class DenseBlock(nn.Module):
         return channels
 
 
-def transition(entering: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Return a block that halves the channels and the resolution."""
-    block = nn.Sequential()
-    block.add_module("norm", nn.BatchNorm2d(entering))
-    block.add_module("act", activation())
-    block.add_module("conv", nn.Conv2d(entering, entering // 2, kernel_size=1, bias=False))
-    block.add_module("pool", nn.AvgPool2d(2))
-    return block
-
-
-class DenseNet(nn.Module):
-    """Dense blocks with transitions between them, global average, one dense layer; torchvision's names."""
-
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        layers: tuple[int, ...],
-        activation: type[nn.Module] = nn.ReLU,
-    ) -> None:
-        super().__init__()
-        width = 2 * GROWTH
-        self.features = nn.Sequential()
-        self.features.add_module("conv0", first_convolution(shape, width))
-        self.features.add_module("norm0", nn.BatchNorm2d(width))
-        self.features.add_module("act0", activation())
-        self.features.add_module("pool0", first_pool(shape))
-        for i, count in enumerate(layers, start=1):
-            self.features.add_module(f"denseblock{i}", DenseBlock(width, count, activation))
-            width += count * GROWTH
-            if i < len(layers):
-                self.features.add_module(f"transition{i}", transition(width, activation))
-                width //= 2
-        self.features.add_module("norm5", nn.BatchNorm2d(width))
-        self.act = activation()
-        self.classifier = nn.Linear(width, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.act(self.features(inputs)).mean((2, 3))))
+def densenet(
+    *, shape: Shape, classes: int, blocks: tuple[int, ...], activation: type[nn.Module] = nn.ReLU
+) -> nn.Module:
+    """Return dense blocks with transitions, which halve channels and resolution, between them; torchvision's names."""
+    width = 2 * GROWTH
+    parts: dict[str, nn.Module] = {
+        "conv0": first_convolution(shape, width),
+        "norm0": nn.BatchNorm2d(width),
+        "act0": activation(),
+        "pool0": first_pool(shape),
+    }
+    for i, count in enumerate(blocks, start=1):
+        parts[f"denseblock{i}"] = DenseBlock(width, count, activation)
+        width += count * GROWTH
+        if i < len(blocks):
+            parts[f"transition{i}"] = layers(
+                norm=nn.BatchNorm2d(width),
+                act=activation(),
+                conv=nn.Conv2d(width, width // 2, kernel_size=1, bias=False),
+                pool=nn.AvgPool2d(2),
+            )
+            width //= 2
+    features = layers(**parts, norm5=nn.BatchNorm2d(width))
+    return layers(features=features, act=activation(), mean=GlobalMean(), classifier=nn.Linear(width, classes))
 
 
 @register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)
-def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
+def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return the DenseNet with blocks of 6, 12, 24 and 16 layers."""
-    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), activation=activation)
+    return densenet(shape=shape, classes=classes, blocks=(6, 12, 24, 16), activation=activation)
 
 
 register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
@@ -150,31 +134,25 @@ class InvertedResidual(nn.Module):
 
 
 @register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)
-class MobileNetV2(nn.Module):
-    """Inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
+def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU6) -> nn.Module:
+    """Return inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
 
     Small images have no stride in the first two groups, as is usual at 32x32. There is no dropout, because a gradient
     would then depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
     """
-
-    def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU6) -> None:
-        super().__init__()
-        start, second = (1, 1) if is_small(shape) else (2, 2)
-        width = 32
-        layers: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
-        for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
-            strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
-            for step in strides:
-                layers.append(InvertedResidual(width, channels, step, expansion, activation))
-                width = channels
-        layers.append(convolution_unit(width, 1280, 1, 1, 1, activation))
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
+    start, second = (1, 1) if is_small(shape) else (2, 2)
+    width = 32
+    parts: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
+    for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
+        strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
+        for step in strides:
+            parts.append(InvertedResidual(width, channels, step, expansion, activation))
+            width = channels
+    parts.append(convolution_unit(width, 1280, 1, 1, 1, activation))
+    classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
+    return layers(features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
 
 
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    partial(MobileNetV2, activation=nn.Sigmoid)
+    partial(mobilenet_v2, activation=nn.Sigmoid)
 )

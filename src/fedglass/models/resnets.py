@@ -7,11 +7,10 @@ from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.stem import Shape, first_convolution, first_pool, output_size
+from fedglass.models.stem import GlobalMean, Shape, first_convolution, first_pool, layers, output_size
 
 RESNET_PAPER = (
     "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
@@ -52,39 +51,27 @@ def stage(
     return nn.Sequential(block(entering, width, stride), *later)
 
 
-class ResNet(nn.Module):
-    """Four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
-
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        blocks: tuple[int, int, int, int],
-        activation: type[nn.Module] = nn.ReLU,
-    ) -> None:
-        super().__init__()
-        self.conv1 = first_convolution(shape, 64)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.act = activation()
-        self.maxpool = first_pool(shape)
-        block = partial(BasicBlock, activation=activation)
-        self.layer1 = stage(block, 64, 64, blocks[0], 1)
-        self.layer2 = stage(block, 64, 128, blocks[1], 2)
-        self.layer3 = stage(block, 128, 256, blocks[2], 2)
-        self.layer4 = stage(block, 256, 512, blocks[3], 2)
-        self.fc = nn.Linear(512, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.maxpool(self.act(self.bn1(self.conv1(inputs))))
-        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
-        return cast(Tensor, self.fc(hidden.mean((2, 3))))
+def resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int], activation: type[nn.Module]) -> nn.Module:
+    """Return four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
+    block = partial(BasicBlock, activation=activation)
+    return layers(
+        conv1=first_convolution(shape, 64),
+        bn1=nn.BatchNorm2d(64),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        mean=GlobalMean(),
+        fc=nn.Linear(512, classes),
+    )
 
 
 @register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)
-def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return the ResNet with two blocks in each stage."""
-    return ResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2), activation=activation)
+    return resnet(shape, classes, (2, 2, 2, 2), activation)
 
 
 register(
@@ -96,9 +83,9 @@ register(
 
 
 @register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
-def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> ResNet:
+def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
-    return ResNet(shape=shape, classes=classes, blocks=(3, 4, 6, 3), activation=activation)
+    return resnet(shape, classes, (3, 4, 6, 3), activation)
 
 
 register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
@@ -107,77 +94,66 @@ register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RE
 
 
 @register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
-class ResNet8(nn.Module):
-    """Small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
+def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
 
     Three basic blocks of widths 32, 64 and 128 and two dense layers. As in the release of SME, average pooling over 2x2
     is padded by one, so that 2048 numbers remain at 28x28, then come 1000 units with no activation in front of the last
     layer.
     """
-
-    def __init__(self, *, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> None:
-        super().__init__()
-        self.conv1 = first_convolution(shape, 32)
-        self.bn1 = nn.BatchNorm2d(32)
-        self.act = activation()
-        self.maxpool = first_pool(shape)
-        block = partial(BasicBlock, activation=activation)
-        self.layer1 = stage(block, 32, 32, 1, 1)
-        self.layer2 = stage(block, 32, 64, 1, 2)
-        self.layer3 = stage(block, 64, 128, 1, 2)
-        self.avgpool = nn.AvgPool2d(kernel_size=2, stride=2, padding=1)
-        strided = [self.conv1, self.maxpool, self.layer1, self.layer2, self.layer3, self.avgpool]
-        self.fc1 = nn.Linear(output_size(nn.Sequential(*strided).eval(), shape), 1000)
-        self.fc2 = nn.Linear(1000, classes)
-        self.train()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.maxpool(self.act(self.bn1(self.conv1(inputs))))
-        hidden = self.avgpool(self.layer3(self.layer2(self.layer1(hidden))))
-        return cast(Tensor, self.fc2(self.fc1(hidden.flatten(1))))
+    block = partial(BasicBlock, activation=activation)
+    body = layers(
+        conv1=first_convolution(shape, 32),
+        bn1=nn.BatchNorm2d(32),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 32, 32, 1, 1),
+        layer2=stage(block, 32, 64, 1, 2),
+        layer3=stage(block, 64, 128, 1, 2),
+        avgpool=nn.AvgPool2d(kernel_size=2, stride=2, padding=1),
+    )
+    first = nn.Linear(output_size(body.eval(), shape), 1000)
+    parts = dict(body.named_children())
+    return layers(**parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
 
 
 register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
-    partial(ResNet8, activation=nn.Sigmoid)
+    partial(resnet8, activation=nn.Sigmoid)
 )
 
 
-class CuriousResNet(nn.Module):
-    """Residual network of the curious client's release, without batch normalisation.
+def curious_resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> nn.Module:
+    """Return the residual network of the curious client's release, without batch normalisation.
 
     Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the last
     layer, which has no bias. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by the pooling, so
     that images of any size fit.
     """
-
-    def __init__(self, *, shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)
-        self.act = nn.ReLU()
-        block = partial(BasicBlock, normalised=False)
-        self.layer1 = stage(block, 64, 64, blocks[0], 1)
-        self.layer2 = stage(block, 64, 128, blocks[1], 2)
-        self.layer3 = stage(block, 128, 256, blocks[2], 2)
-        self.layer4 = stage(block, 256, 512, blocks[3], 2)
-        self.fc = nn.Linear(512 * POOLED**2, classes, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.act(self.conv1(inputs))
-        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
-        return cast(Tensor, self.fc(F.adaptive_avg_pool2d(hidden, POOLED).flatten(1)))
+    block = partial(BasicBlock, normalised=False)
+    return layers(
+        conv1=nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
+        act=nn.ReLU(),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        pool=nn.AdaptiveAvgPool2d(POOLED),
+        flat=nn.Flatten(),
+        fc=nn.Linear(512 * POOLED**2, classes, bias=False),
+    )
 
 
 @register(
     "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
 )
-def curious_resnet9(*, shape: Shape, classes: int) -> CuriousResNet:
+def curious_resnet9(*, shape: Shape, classes: int) -> nn.Module:
     """Return the network with one block in each stage."""
-    return CuriousResNet(shape=shape, classes=classes, blocks=(1, 1, 1, 1))
+    return curious_resnet(shape, classes, (1, 1, 1, 1))
 
 
 @register(
     "models", "curious_resnet18", summary="eight residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
 )
-def curious_resnet18(*, shape: Shape, classes: int) -> CuriousResNet:
+def curious_resnet18(*, shape: Shape, classes: int) -> nn.Module:
     """Return the network with two blocks in each stage."""
-    return CuriousResNet(shape=shape, classes=classes, blocks=(2, 2, 2, 2))
+    return curious_resnet(shape, classes, (2, 2, 2, 2))

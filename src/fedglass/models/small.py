@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, DLFA, DLG, SME
-from fedglass.models.stem import Shape, output_size
+from fedglass.models.stem import Shape, layers, output_size
 
 LENET_PAPER = (
     "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "
     "1998, https://doi.org/10.1109/5.726791"
 )
-
-
-def layers(**named: nn.Module) -> nn.Sequential:
-    """Return the layers one after another; their parameters have their names, also in weights files."""
-    return nn.Sequential(OrderedDict(named))
 
 
 @register("models", "lenet", summary="LeNet with sigmoid of DLG and iDLG", paper=DLG)

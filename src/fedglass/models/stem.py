@@ -1,11 +1,12 @@
-"""The first layers of a network: without strides for thumbnails, with strides for photographs."""
+"""Parts that networks share: layers by name, the first ones (without strides for thumbnails), and the global mean."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
 """Channels, height and width of one input."""
@@ -36,7 +37,19 @@ def first_pool(shape: Shape) -> nn.Module:
     return nn.Identity() if is_small(shape) else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
 
-def output_size(body: Callable[[torch.Tensor], torch.Tensor], shape: Shape) -> int:
+def layers(**named: nn.Module) -> nn.Sequential:
+    """Return the layers one after another; their parameters have their names, also in weights files."""
+    return nn.Sequential(OrderedDict(named))
+
+
+class GlobalMean(nn.Module):
+    """The mean over all places of a map.  # (n, c, h, w) -> (n, c)"""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.mean((2, 3))
+
+
+def output_size(body: Callable[[Tensor], Tensor], shape: Shape) -> int:
     """Return the number of values that the body makes of one input of that shape.
 
     >>> output_size(nn.AvgPool2d(2), (3, 32, 20))
