@@ -15,9 +15,8 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build, names
 from fedglass.models.init import KaimingNormal, PyTorchDefault
-from fedglass.models.large import densenet, densenet121, mobilenet_v2
+from fedglass.models.large import densenet, densenet121, mobilenet_v2, resnet8, resnet18, resnet34
 from fedglass.models.network import Network
-from fedglass.models.resnets import resnet8, resnet18, resnet34
 from fedglass.models.vit import vit_sme
 
 LARGE = [name for name in names() if name.startswith(("resnet18", "resnet34", "densenet", "mobilenet"))]

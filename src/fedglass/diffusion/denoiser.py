@@ -240,30 +240,23 @@ class Sampler:
 # Classifier-free guidance: answers for a class, exaggerated by their difference from those for none.
 
 
-@dataclass(frozen=True, eq=False)
-class Guided:
-    """none + scale (class - none) [Ho and Salimans, 2022, Eq. 6, with scale = 1 + w]; 1 is no guidance.
+def with_guidance(network: Network, none: int, scale: float) -> Network:
+    """Return none + scale (class - none) [Ho and Salimans, 2022, Eq. 6, with scale = 1 + w]; 1 is no guidance.
 
-    Clean image, noise and v are affine in each other at a given noisy image, so it is the same whichever the network
-    answers with.
+    `none` is the label that stands for no class. Clean image, noise and v are affine in each other at a given noisy
+    image, so it is the same whichever the network answers with.
     """
+    if scale < 0:
+        raise UsageError(f"Guidance must not be negative, got {scale}.")
 
-    network: Network
-    none: int
-    """The label that stands for no class."""
-    scale: float
+    def guided(noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None or scale == 1:
+            return network(noisy, steps, labels)
+        both = torch.cat([labels, torch.full_like(labels, none)])
+        of_class, of_none = network(torch.cat([noisy, noisy]), torch.cat([steps, steps]), both).chunk(2)
+        return of_none + scale * (of_class - of_none)
 
-    def __post_init__(self) -> None:
-        if self.scale < 0:
-            raise UsageError(f"Guidance must not be negative, got {self.scale}.")
-
-    def __call__(self, noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
-        if labels is None or self.scale == 1:
-            return self.network(noisy, steps, labels)
-        both = torch.cat([labels, torch.full_like(labels, self.none)])
-        answers = self.network(torch.cat([noisy, noisy]), torch.cat([steps, steps]), both)
-        of_class, of_none = answers.chunk(2)
-        return of_none + self.scale * (of_class - of_none)
+    return guided
 
 
 # A diffusion model that is told the class of what it is to make.
@@ -296,7 +289,7 @@ class ClassModel:
 
     def guided(self, scale: float) -> Denoiser:
         """The denoiser with classifier-free guidance."""
-        return replace(self.denoiser, network=Guided(self.network, self.network.classes, scale))
+        return replace(self.denoiser, network=with_guidance(self.network, self.network.classes, scale))
 
     def decode(self, denoised: Tensor) -> Tensor:
         """Return denoised pictures or latents as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""

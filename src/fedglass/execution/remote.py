@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -64,32 +63,28 @@ ENVIRONMENT_PREFIX = "FEDGLASS_"
 """Environment variables with names that begin so are passed to workers on other machines."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A job on its way, and the settings that its worker needs before it unpacks the job."""
+Task = tuple[bytes, Sequence[str], str, Mapping[str, str], Mapping[str, str]]
+"""A job on its way, and the settings that its worker needs before it unpacks the job.
 
-    job: bytes
-    path: Sequence[str]
-    """Folders of modules, searched after those of the worker."""
-    folder: str
-    """The current folder, for relative file names, where the worker has that folder."""
-    environment: Mapping[str, str]
-    versions: Mapping[str, str]
+They are the folders of modules, searched after those of the worker; the current folder, for relative file names, where
+the worker has that folder; environment variables; and versions.
+"""
 
 
 def run_task(task: Task) -> bytes | str:
     """Run a task in the process of a worker; return the result as bytes, or the reason that it cannot be run there."""
-    if task.versions != _versions():
-        return f"a worker has {_versions_text(_versions())}, this process {_versions_text(task.versions)}"
-    sys.path += [place for place in task.path if place not in sys.path]
+    raw, path, folder, environment, versions = task
+    if versions != _versions():
+        return f"a worker has {_versions_text(_versions())}, this process {_versions_text(versions)}"
+    sys.path += [place for place in path if place not in sys.path]
     with contextlib.suppress(OSError):
-        os.chdir(task.folder)
+        os.chdir(folder)
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
         del os.environ[name]
-    os.environ.update(task.environment)
+    os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        work, job = from_bytes(task.job)
+        work, job = from_bytes(raw)
     except (ImportError, AttributeError) as error:
         return f"a worker cannot load the case ({error})"
     return to_bytes(work(job, no_progress))
@@ -155,7 +150,7 @@ def _task(work: Callable[[Job, Progress], Any], job: Job) -> tuple[Task, str]:
     key = getattr(job, "key", None)
     content = key if isinstance(key, str) else hashlib.sha256(raw).hexdigest()
     name = digest(work.__module__, work.__qualname__, _versions_text(versions), content)[:32]
-    return Task(raw, [place or folder for place in sys.path], folder, variables, versions), name
+    return (raw, [place or folder for place in sys.path], folder, variables, versions), name
 
 
 def _versions() -> dict[str, str]:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
@@ -117,11 +117,10 @@ ViewLabel = tuple[Standpoint, str]
 """A view's standpoint, and its short name for tables and charts, where `describe` would be too long."""
 
 
-@runtime_checkable
-class HasLabel(Protocol):
-    """A view with a short name; other views are called by their description."""
-
-    def label(self, naming: Naming = COUNTED) -> ViewLabel: ...
+def label_of(view: View, *naming: Naming) -> ViewLabel | None:
+    """Return the label of a view that has a method `label`; other views are called by their description."""
+    label: Callable[..., ViewLabel] | None = getattr(view, "label", None)
+    return None if label is None else label(*naming)
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +319,7 @@ class Together:
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
         first = self.ordered[0]
-        standpoint, name = first.label(naming) if isinstance(first, HasLabel) else ("server", first.describe(naming))
+        standpoint, name = label_of(first, naming) or ("server", first.describe(naming))
         return standpoint, f"{name}, {len(self.views)} rounds together"
 
 

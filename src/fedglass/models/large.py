@@ -1,7 +1,11 @@
-"""Larger networks: DenseNet-121 [Huang et al., 2017] and MobileNetV2 [Sandler et al., 2018]."""
+"""Larger networks: DenseNet-121 [Huang et al., 2017], MobileNetV2 [Sandler et al., 2018], residual networks.
+
+Residual networks [He et al., 2016] are ResNet-18 and -34, the small one of SME, and those of the curious client.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -9,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import GlobalMean, Shape, first_convolution, first_pool, is_small, layers
+from fedglass.core.text import CURIOUS_CLIENT, SME
+from fedglass.models.stem import GlobalMean, Shape, first_convolution, first_pool, is_small, layers, output_size
 
+POOLED = 8
+"""Side of the maps that enter the dense layer of the curious client's networks."""
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
 MOBILENET_GROUPS = (
@@ -27,6 +34,9 @@ MOBILENET_GROUPS = (
 DENSENET_PAPER = (
     "Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, "
     "https://arxiv.org/abs/1608.06993"
+)
+RESNET_PAPER = (
+    "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
 )
 MOBILENET_PAPER = (
     "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
@@ -156,3 +166,141 @@ def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
     partial(mobilenet_v2, activation=nn.Sigmoid)
 )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut, which is projected where the shape changes."""
+
+    def __init__(
+        self, entering: int, width: int, stride: int, activation: type[nn.Module] = nn.ReLU, normalised: bool = True
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width) if normalised else nn.Identity()
+        self.act = activation()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width) if normalised else nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or entering != width:
+            projection = nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(width)) if normalised else projection
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        branch = self.bn2(self.conv2(self.act(self.bn1(self.conv1(inputs)))))
+        return cast(Tensor, self.act(branch + self.downsample(inputs)))
+
+
+def stage(
+    block: Callable[[int, int, int], nn.Module], entering: int, width: int, blocks: int, stride: int
+) -> nn.Module:
+    """Return blocks of one width; the first one has the stride."""
+    later = [block(width, width, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(block(entering, width, stride), *later)
+
+
+def resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int], activation: type[nn.Module]) -> nn.Module:
+    """Return four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
+    block = partial(BasicBlock, activation=activation)
+    return layers(
+        conv1=first_convolution(shape, 64),
+        bn1=nn.BatchNorm2d(64),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        mean=GlobalMean(),
+        fc=nn.Linear(512, classes),
+    )
+
+
+@register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)
+def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the ResNet with two blocks in each stage."""
+    return resnet(shape, classes, (2, 2, 2, 2), activation)
+
+
+register(
+    "models",
+    "resnet18_sigmoid",
+    summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
+    paper=RESNET_PAPER,
+)(partial(resnet18, activation=nn.Sigmoid))
+
+
+@register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
+def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
+    return resnet(shape, classes, (3, 4, 6, 3), activation)
+
+
+register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
+    partial(resnet34, activation=nn.Sigmoid)
+)
+
+
+@register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
+def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
+
+    Three basic blocks of widths 32, 64 and 128 and two dense layers. As in the release of SME, average pooling over 2x2
+    is padded by one, so that 2048 numbers remain at 28x28, then come 1000 units with no activation in front of the last
+    layer.
+    """
+    block = partial(BasicBlock, activation=activation)
+    body = layers(
+        conv1=first_convolution(shape, 32),
+        bn1=nn.BatchNorm2d(32),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 32, 32, 1, 1),
+        layer2=stage(block, 32, 64, 1, 2),
+        layer3=stage(block, 64, 128, 1, 2),
+        avgpool=nn.AvgPool2d(kernel_size=2, stride=2, padding=1),
+    )
+    first = nn.Linear(output_size(body.eval(), shape), 1000)
+    parts = dict(body.named_children())
+    return layers(**parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
+
+
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
+    partial(resnet8, activation=nn.Sigmoid)
+)
+
+
+def curious_resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> nn.Module:
+    """Return the residual network of the curious client's release, without batch normalisation.
+
+    Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the last
+    layer, which has no bias. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by the pooling, so
+    that images of any size fit.
+    """
+    block = partial(BasicBlock, normalised=False)
+    return layers(
+        conv1=nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
+        act=nn.ReLU(),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        pool=nn.AdaptiveAvgPool2d(POOLED),
+        flat=nn.Flatten(),
+        fc=nn.Linear(512 * POOLED**2, classes, bias=False),
+    )
+
+
+@register(
+    "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet9(*, shape: Shape, classes: int) -> nn.Module:
+    """Return the network with one block in each stage."""
+    return curious_resnet(shape, classes, (1, 1, 1, 1))
+
+
+@register(
+    "models", "curious_resnet18", summary="eight residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet18(*, shape: Shape, classes: int) -> nn.Module:
+    """Return the network with two blocks in each stage."""
+    return curious_resnet(shape, classes, (2, 2, 2, 2))
