@@ -16,7 +16,7 @@ from fedglass.core.resumable import STATE
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 from fedglass.train.classifiers import (
     BEST,
     ClassifierOptions,

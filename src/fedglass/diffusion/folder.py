@@ -26,7 +26,7 @@ from fedglass.core.files import follow_links, make_folder, open_file, read_file,
 from fedglass.core.registry import built_in
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 
 # diffusers, an optional package, as reader of the U-Nets that others have published in its format.
 

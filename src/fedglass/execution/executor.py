@@ -69,6 +69,12 @@ class Callbacks(Generic[Job]):
     moved: Callable[[Job, int, int], None]
 
 
+JobWork = Callable[[Job, Progress], Result]
+"""A function of a module that turns a job into its result; workers find it by its name."""
+Results = Iterator[tuple[Job, Result | FailedJob]]
+"""Each job with its result, in the order in which the jobs end."""
+
+
 class Executor(Protocol):
     """Runs a function on jobs, somewhere. Every executor keeps these rules:
 
@@ -90,9 +96,7 @@ class Executor(Protocol):
       closing is how Ctrl-C ends an audit.
     """
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         ...
 
@@ -134,9 +138,7 @@ def throttled(say: Callable[[int, int], None]) -> Progress:
 class InProcess:
     """Runs the jobs in this process, one after another. A job that kills its process ends the run."""
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the given order."""
         for job in jobs:
             callbacks.started(job)

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.attack.parts import Progress
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, FailedJob, Job, Result
+from fedglass.execution.executor import Callbacks, Job, JobWork, Result, Results
 from fedglass.execution.fork_server import cores, environment
 from fedglass.execution.remote import ClusterExecutor, TaskFailed, WorkerLost, last_line
 
@@ -249,9 +248,7 @@ class OnRay:
                 "The executor ray needs the package ray, which is not installed: pip install fedglass[ray]."
             )
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         with self.persistent() as executor:
             yield from executor.run(work, jobs, callbacks)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from fedglass import __version__
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
-from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, from_bytes, to_bytes
+from fedglass.execution.executor import Callbacks, FailedJob, Job, JobWork, Result, Results, from_bytes, to_bytes
 
 
 class WorkerLost(Exception):
@@ -91,8 +91,8 @@ def run_task(task: Task) -> bytes | str:
 
 
 def run_on_cluster(
-    cluster: Cluster, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-) -> Iterator[tuple[Job, Result | FailedJob]]:
+    cluster: Cluster, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+) -> Results[Job, Result]:
     """Yield each job with its result, in the order in which the jobs end."""
     waiting = deque((job, 0) for job in jobs)  # each with the number of workers that were lost with it
     running: dict[Any, tuple[Job, int]] = {}
@@ -177,9 +177,7 @@ class ClusterExecutor(ExitStack):
         """Return how many jobs run at a time."""
         return self.cluster.slots()
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before the cluster is asked
