@@ -15,7 +15,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -99,16 +99,6 @@ TRAIN = {
 """What to do where a folder holds no such model."""
 
 
-@runtime_checkable
-class Configured(Protocol):
-    """A network that tells its options, with which it is built again."""
-
-    shape: Shape
-    kind: str
-
-    def options(self) -> dict[str, Any]: ...
-
-
 def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
     """Write a network of ours, its weights in half precision; the weights come last."""
     make_folder(folder)
@@ -128,9 +118,9 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
 
 def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write a network of ours without a schedule, as an autoencoder has none."""
-    assert isinstance(network, Configured), "a network of ours tells its options"
+    ours: Any = network  # it has a `kind`, and `options()` with which it is built again
     make_folder(folder)
-    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
+    write_atomic(folder / CONFIG, json.dumps({"_class_name": ours.kind} | ours.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))
 
@@ -245,13 +235,12 @@ def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tu
     options = {key: value for key, value in config.items() if not key.startswith("_")}
     with torch.device("meta"):
         try:
-            network: nn.Module = networks[name].value(**options)
+            network = networks[name].value(**options)
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
             raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
     _check_size(sum(tensor.numel() for tensor in network.state_dict().values()), where)
     network = network.to_empty(device="cpu")
     load_weights(network, str(where / WEIGHTS))
-    assert isinstance(network, Configured), "a network of ours tells its options"
     return network, network.shape
 
 

@@ -215,31 +215,26 @@ def _rows(count: int, options: TrainingOptions, step: int) -> Tensor:
 # What the masked diffusion transformer is taught: to denoise with all patches seen, and with some of them hidden.
 
 
-@dataclass(frozen=True)
-class MaskedLoss:
-    """The sum of the squared errors with nothing hidden and with a share of the patches hidden [Gao et al., 2023].
+def masked_loss(hidden: float = 0.3, unlabelled: float = 0.1) -> Loss:
+    """Return the sum of the squared errors with nothing hidden and with a share of the patches hidden.
 
-    Some examples are shown without their class, so that the network can be guided by the difference of its answers
-    with and without one [Ho and Salimans, 2022].
+    Some examples are shown without their class [Gao et al., 2023], so that the network can be guided by the difference
+    of its answers with and without one [Ho and Salimans, 2022].
     """
+    if not 0 <= hidden < 1 or not 0 <= unlabelled <= 1:
+        raise UsageError(
+            f"The hidden share must be in [0, 1) and the unlabelled one in [0, 1], got {hidden} and {unlabelled}."
+        )
 
-    hidden: float = 0.3
-    unlabelled: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hidden < 1 or not 0 <= self.unlabelled <= 1:
-            raise UsageError(
-                f"The hidden share must be in [0, 1) and the unlabelled one in [0, 1], got {self.hidden} and "
-                f"{self.unlabelled}."
-            )
-
-    def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
         labels = batch.labels
         if labels is not None:
-            hidden = torch.rand(len(labels), generator=batch.generator) < self.unlabelled
-            labels = labels.masked_fill(hidden.to(labels.device), network.classes)
-        visible = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
+            nameless = torch.rand(len(labels), generator=batch.generator) < unlabelled
+            labels = labels.masked_fill(nameless.to(labels.device), network.classes)
+        visible = some_tokens(len(batch.noisy), network.tokens, hidden, batch.generator).to(batch.noisy.device)
         unmasked: Tensor = network(batch.noisy, batch.steps, labels)
         masked: Tensor = network(batch.noisy, batch.steps, labels, visible)
         return (unmasked - batch.target).square().mean() + (masked - batch.target).square().mean()
+
+    return loss

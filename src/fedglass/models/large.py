@@ -44,20 +44,16 @@ MOBILENET_PAPER = (
 )
 
 
-class DenseLayer(nn.Module):
-    """The channels that one layer adds: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
-
-    def __init__(self, entering: int, activation: type[nn.Module]) -> None:
-        super().__init__()
-        self.norm1 = nn.BatchNorm2d(entering)
-        self.conv1 = nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
-        self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False)
-        self.act = activation()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        narrow = self.conv1(self.act(self.norm1(inputs)))
-        return cast(Tensor, self.conv2(self.act(self.norm2(narrow))))
+def dense_layer(entering: int, activation: type[nn.Module]) -> nn.Module:
+    """Return the layer that adds channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
+    return layers(
+        norm1=nn.BatchNorm2d(entering),
+        act1=activation(),
+        conv1=nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False),
+        norm2=nn.BatchNorm2d(BOTTLENECK),
+        act2=activation(),
+        conv2=nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False),
+    )
 
 
 class DenseBlock(nn.Module):
@@ -66,7 +62,7 @@ class DenseBlock(nn.Module):
     def __init__(self, entering: int, layers: int, activation: type[nn.Module]) -> None:
         super().__init__()
         for i in range(layers):
-            self.add_module(f"denselayer{i + 1}", DenseLayer(entering + i * GROWTH, activation))
+            self.add_module(f"denselayer{i + 1}", dense_layer(entering + i * GROWTH, activation))
 
     def forward(self, inputs: Tensor) -> Tensor:
         channels = inputs

@@ -23,7 +23,7 @@ from fedglass.diffusion.denoiser import Denoiser, Sampler
 from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, save_folder, save_network
 from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
 from fedglass.diffusion.stored import TrainedOn
-from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
+from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions, masked_loss
 
 PICTURE = "samples.png"
 _SCALE = 2
@@ -173,7 +173,7 @@ def _untrained(kind: str, size: str, images: Tensor, data: Dataset) -> tuple[nn.
     patches, width, depth, heads = TRANSFORMERS[size]
     patch = -(-max(shape[1:]) // patches)
     network = MaskedDiffusionTransformer(shape, data.classes, patch, width, depth, heads=heads)
-    return network, DenoisingTask(images, data.labels, loss=MaskedLoss())
+    return network, DenoisingTask(images, data.labels, loss=masked_loss())
 
 
 def train_diffusion(
