@@ -59,8 +59,9 @@ def identity_text(value: object, what: str = "The value") -> str:
         return repr(value)
     if isinstance(value, enum.Enum):
         return f"{_named(type(value), what)}.{value.name}"
-    if isinstance(value, (*_NUMBERS, *_TEXTS)):
-        return _plain(value)
+    for base in (*_NUMBERS, *_TEXTS):
+        if isinstance(value, base):  # as Python writes it, also a value of a subclass such as numpy's float64
+            return base.__repr__(value)
     if isinstance(value, PurePath):
         return f"Path({str(value)!r})"
     if isinstance(value, tuple | list | set | frozenset | Mapping):
@@ -114,12 +115,6 @@ def of_model(model: nn.Module) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     return digest(of_architecture(model), of_params(tensors))
-
-
-def _plain(value: object) -> str:
-    """Return a number or a text as Python writes it, also for subclasses such as numpy's float64."""
-    base = next(kind for kind in (*_NUMBERS, *_TEXTS) if isinstance(value, kind))
-    return base.__repr__(value)
 
 
 def _collection(value: Iterable[object], what: str) -> str:

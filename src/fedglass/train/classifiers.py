@@ -240,7 +240,9 @@ class ClassifierTraining:
             for path in paths:
                 write_atomic(path, save(weights, {"accuracy": f"{accuracy:g}", "step": str(self.step)}))
             facts = {"step": self.step, "best": self.best, "reached": self.reached}
-            write_state(self.folder, {**weights, **self._momentum()}, self.identity, facts)
+            slots = (slot for group in self.optimiser_state.slots for slot in group)
+            momentum = dict(zip(self._momentum_names(), slots, strict=False))
+            write_state(self.folder, {**weights, **momentum}, self.identity, facts)
         self.judged(self.step, accuracy, paths)
 
     @cached_property
@@ -250,10 +252,6 @@ class ClassifierTraining:
         parts = (train.images, train.labels, test.images, test.labels)
         whitening = repr((train.whitening, test.whitening))
         return digest(repr(self.options), whitening, of_model(self.model), *map(of_tensor, parts))
-
-    def _momentum(self) -> dict[str, Tensor]:
-        slots = (slot for group in self.optimiser_state.slots for slot in group)
-        return dict(zip(self._momentum_names(), slots, strict=False))
 
     def _momentum_names(self) -> list[str]:
         return [f"momentum {name}" for name, _ in self.model.named_parameters()]
