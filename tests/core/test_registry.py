@@ -137,7 +137,7 @@ def test_parts_of_one_file_stand_together_in_their_order() -> None:
 
 
 def test_a_kind_whose_package_is_not_there_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KINDS", {**KINDS, "moods": registry.Kind("mood", "fedglass.no_such")})
+    monkeypatch.setattr(registry, "KINDS", {**KINDS, "moods": registry.PartKind("mood", "fedglass.no_such")})
     assert built_in("moods") == {}
     assert entries("moods") == ()
     with pytest.raises(UsageError, match="Unknown mood 'good'"):

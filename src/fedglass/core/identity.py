@@ -102,8 +102,8 @@ def of_architecture(model: nn.Module) -> str:
     texts: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
-        own = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
-        attributes = sorted(f"{key}={_written(value, f'{kind.__name__}.{key}')}" for key, value in own.items())
+        values = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
+        attributes = sorted(f"{key}={_written(value, f'{kind.__name__}.{key}')}" for key, value in values.items())
         texts += [name, _qualified(kind.__module__, kind.__qualname__), *attributes]
     return digest(*texts)
 

@@ -38,7 +38,7 @@ BUILT_IN = "built in"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartKind:
     """A role that plans fill by name."""
 
     noun: str
@@ -53,21 +53,21 @@ class Kind:
     """Whether plans name such parts; executors are named by commands, networks of diffusion models by their folders."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "attacks": Kind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
-    "defences": Kind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
-    "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
-    "rules": Kind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
-    "behaviours": Kind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
-    "models": Kind("model", "fedglass.models", error=ModelError),
-    "datasets": Kind("dataset", "fedglass.data", error=DataError),
-    "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
-    "metrics": Kind("metric", "fedglass.metrics"),
-    "exact": Kind("exact method", "fedglass.attack.exact", ("applies", "solve"), in_plans=False),
-    "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
-    "executors": Kind("executor", "fedglass.execution", ("run",), in_plans=False),
-    "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
-    "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
+KINDS: Mapping[str, PartKind] = {
+    "attacks": PartKind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
+    "defences": PartKind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
+    "labels": PartKind("labels", "fedglass.attack.labels", ("bind",)),
+    "rules": PartKind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
+    "behaviours": PartKind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
+    "models": PartKind("model", "fedglass.models", error=ModelError),
+    "datasets": PartKind("dataset", "fedglass.data", error=DataError),
+    "initialisations": PartKind("initialisation", "fedglass.models", ("apply",)),
+    "metrics": PartKind("metric", "fedglass.metrics"),
+    "exact": PartKind("exact method", "fedglass.attack.exact", ("applies", "solve"), in_plans=False),
+    "refinements": PartKind("refinement", "fedglass.attack.refine", ("refine",)),
+    "executors": PartKind("executor", "fedglass.execution", ("run",), in_plans=False),
+    "denoisers": PartKind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
+    "autoencoders": PartKind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }
 
 

@@ -30,43 +30,6 @@ PAPER = (
 )
 
 
-@dataclass(frozen=True)
-class _Flavour:
-    """The differences between the two datasets."""
-
-    name: str
-    classes: int
-    whitening: Whitening
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    label_bytes: int
-    """In a binary record; the last of them is the (fine) label."""
-    label_key: str
-    class_names: tuple[str, ...] | None
-
-
-_TEN = _Flavour(
-    name="cifar10",
-    classes=10,
-    whitening=CIFAR10,
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test=("test_batch",),
-    label_bytes=1,
-    label_key="labels",
-    class_names=_CIFAR10_NAMES,
-)
-_HUNDRED = _Flavour(
-    name="cifar100",
-    classes=100,
-    whitening=CIFAR100,
-    train=("train",),
-    test=("test",),
-    label_bytes=2,
-    label_key="fine_labels",
-    class_names=None,
-)
-
-
 @register(
     "datasets",
     "cifar10",
@@ -75,26 +38,28 @@ _HUNDRED = _Flavour(
 )
 def read_cifar10(path: Path, split: str = "train") -> Dataset:
     """CIFAR-10 [Krizhevsky, 2009]."""
-    return _read(path, split, _TEN)
+    stems = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    return _read(path, stems, 10, CIFAR10, _CIFAR10_NAMES)
 
 
 @register("datasets", "cifar100", summary="the same for CIFAR-100 with its fine labels", paper=PAPER)
 def read_cifar100(path: Path, split: str = "train") -> Dataset:
     """CIFAR-100 with its fine labels [Krizhevsky, 2009]."""
-    return _read(path, split, _HUNDRED)
+    return _read(path, ["train" if split == "train" else "test"], 100, CIFAR100)
 
 
-def _read(path: Path, split: str, flavour: _Flavour) -> Dataset:
-    batches = _batches(path, flavour.train if split == "train" else flavour.test)
-    parsed = [_parse(raw, path / name, flavour) for name, raw in batches]
+def _read(
+    path: Path, stems: Sequence[str], classes: int, whitening: Whitening, class_names: tuple[str, ...] | None = None
+) -> Dataset:
+    parsed = [_parse(raw, path / name, classes) for name, raw in _batches(path, stems)]
     return Dataset(
-        name=flavour.name,
+        name=f"cifar{classes}",
         images=image_tensor(path, np.concatenate([pixels for pixels, _ in parsed])),
         labels=label_tensor(path, np.concatenate([labels for _, labels in parsed])),
-        classes=flavour.classes,
-        whitening=flavour.whitening,
-        class_names=flavour.class_names,
-        credit=f"{flavour.name}, A. Krizhevsky 2009, read from {path.name}.",
+        classes=classes,
+        whitening=whitening,
+        class_names=class_names,
+        credit=f"cifar{classes}, A. Krizhevsky 2009, read from {path.name}.",
     )
 
 
@@ -136,35 +101,36 @@ def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
     return batches
 
 
-def _parse(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
+def _parse(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
     # A binary record begins with a label below 100, a pickle with the byte 0x80.
-    pixels, labels = _pickled(raw, path, flavour) if raw[:1] == b"\x80" else _binary(raw, path, flavour)
-    if labels.min() < 0 or labels.max() >= flavour.classes:
+    pixels, labels = _pickled(raw, path, classes) if raw[:1] == b"\x80" else _binary(raw, path, classes)
+    if labels.min() < 0 or labels.max() >= classes:
         raise DataError(
-            f"{path}: labels must lie in [0, {flavour.classes}), got {labels.min()} to {labels.max()}: is it "
-            f"{flavour.name}?"
+            f"{path}: labels must lie in [0, {classes}), got {labels.min()} to {labels.max()}: is it cifar{classes}?"
         )
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
-def _binary(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
-    record = flavour.label_bytes + _PIXELS
+def _binary(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
+    label_bytes = 1 if classes == 10 else 2  # the last of them is the (fine) label
+    record = label_bytes + _PIXELS
     if not raw or len(raw) % record:
         raise DataError(
-            f"{path}: a {flavour.name} batch must be whole records of {record} bytes, got {len(raw)} bytes: "
+            f"{path}: a cifar{classes} batch must be whole records of {record} bytes, got {len(raw)} bytes: "
             "it is truncated, or another dataset."
         )
     rows = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    return rows[:, flavour.label_bytes :], rows[:, flavour.label_bytes - 1].astype(np.int64)
+    return rows[:, label_bytes:], rows[:, label_bytes - 1].astype(np.int64)
 
 
-def _pickled(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
+def _pickled(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
     value = plain_values(raw, path)
     entries = value.items() if isinstance(value, dict) else ()
     held = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in entries}
-    pixels, labels = held.get("data"), held.get(flavour.label_key)
+    label_key = "labels" if classes == 10 else "fine_labels"
+    pixels, labels = held.get("data"), held.get(label_key)
     if not isinstance(labels, list) or not labels or not all(type(y) is int for y in labels):
-        raise DataError(f"{path}: expected whole numbers under {flavour.label_key!r}: is it {flavour.name}?")
+        raise DataError(f"{path}: expected whole numbers under {label_key!r}: is it cifar{classes}?")
     array = byte_array(pixels, path)
     if array.shape != (len(labels), _PIXELS):
         raise DataError(f"{path}: expected data of shape {(len(labels), _PIXELS)}, got {array.shape}.")
