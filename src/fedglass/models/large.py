@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.stem import GlobalMean, Shape, first_convolution, first_pool, is_small, layers, output_size
+from fedglass.models.stem import (
+    GlobalMean,
+    Shape,
+    first_convolution,
+    first_pool,
+    is_small,
+    layers,
+    network,
+    output_size,
+)
 
 POOLED = 8
 """Side of the maps that enter the dense layer of the curious client's networks."""
@@ -94,7 +103,8 @@ def densenet(
             )
             width //= 2
     features = layers(**parts, norm5=nn.BatchNorm2d(width))
-    return layers(features=features, act=activation(), mean=GlobalMean(), classifier=nn.Linear(width, classes))
+    last = nn.Linear(width, classes)
+    return network("DenseNet", features=features, act=activation(), mean=GlobalMean(), classifier=last)
 
 
 @register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)
@@ -156,7 +166,7 @@ def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn
             width = channels
     parts.append(convolution_unit(width, 1280, 1, 1, 1, activation))
     classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
-    return layers(features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
+    return network("MobileNetV2", features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
 
 
 register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
@@ -197,7 +207,8 @@ def stage(
 def resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int], activation: type[nn.Module]) -> nn.Module:
     """Return four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
     block = partial(BasicBlock, activation=activation)
-    return layers(
+    return network(
+        "ResNet",
         conv1=first_convolution(shape, 64),
         bn1=nn.BatchNorm2d(64),
         act=activation(),
@@ -257,7 +268,7 @@ def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU
     )
     first = nn.Linear(output_size(body.eval(), shape), 1000)
     parts = dict(body.named_children())
-    return layers(**parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
+    return network("ResNet8", **parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
 
 
 register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
@@ -273,7 +284,8 @@ def curious_resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int]
     that images of any size fit.
     """
     block = partial(BasicBlock, normalised=False)
-    return layers(
+    return network(
+        "CuriousResNet",
         conv1=nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         act=nn.ReLU(),
         layer1=stage(block, 64, 64, blocks[0], 1),

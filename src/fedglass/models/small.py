@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, DLFA, DLG, SME
-from fedglass.models.stem import Shape, layers, output_size
+from fedglass.models.stem import Shape, layers, network, output_size
 
 LENET_PAPER = (
     "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "
@@ -32,10 +32,12 @@ def lenet(*, shape: Shape, classes: int) -> nn.Module:
         nn.Conv2d(12, 12, kernel_size=5, padding=2, stride=1),
         nn.Sigmoid(),
     )
-    return layers(body=body, flat=nn.Flatten(), fc=nn.Sequential(nn.Linear(output_size(body, shape), classes)))
+    last = nn.Sequential(nn.Linear(output_size(body, shape), classes))
+    return network("LeNet", body=body, flat=nn.Flatten(), fc=last)
 
 
 def classic_lenet(
+    title: str,
     shape: Shape,
     classes: int,
     stage: Callable[[], nn.Module],
@@ -47,7 +49,8 @@ def classic_lenet(
     Channels 6 and 16, units 120 and 84 [LeCun et al., 1998].
     """
     body = {"conv1": nn.Conv2d(shape[0], 6, 5), "stage1": stage(), "conv2": nn.Conv2d(6, 16, 5), "stage2": stage()}
-    return layers(
+    return network(
+        title,
         **body,
         flat=nn.Flatten(),
         fc1=nn.Linear(output_size(layers(**body), shape), 120),
@@ -66,7 +69,7 @@ def lenet_tanh(*, shape: Shape, classes: int, output: nn.Module | None = None) -
     def stage() -> nn.Module:
         return nn.Sequential(nn.Tanh(), nn.AvgPool2d(kernel_size=2, stride=2, padding=1))
 
-    return classic_lenet(shape, classes, stage, nn.Tanh, output)
+    return classic_lenet("LeNetTanh", shape, classes, stage, nn.Tanh, output)
 
 
 @register("models", "lenet_tanh_sme", summary="the same, ending in a softmax as in the release of SME", paper=SME)
@@ -81,7 +84,7 @@ def lenet5(*, shape: Shape, classes: int) -> nn.Module:
 
     Pooling comes before ReLU, which saves time and changes nothing else: both keep the order of numbers.
     """
-    return classic_lenet(shape, classes, lambda: nn.Sequential(nn.MaxPool2d(2), nn.ReLU()), nn.ReLU)
+    return classic_lenet("LeNet5", shape, classes, lambda: nn.Sequential(nn.MaxPool2d(2), nn.ReLU()), nn.ReLU)
 
 
 def cnn(
@@ -92,6 +95,7 @@ def cnn(
     kernel: int = 3,
     pool: type[nn.Module] = nn.AvgPool2d,
     bias: bool = True,
+    title: str = "CNN",
 ) -> nn.Module:
     """Return twice convolution - ReLU - pool 2, then two dense layers, which have a bias only with `bias`."""
     body = nn.Sequential(
@@ -103,7 +107,8 @@ def cnn(
         pool(2),
     )
     first = nn.Linear(output_size(body, shape), units, bias=bias)
-    return layers(body=body, flat=nn.Flatten(), fc1=first, act=nn.ReLU(), fc2=nn.Linear(units, classes, bias=bias))
+    last = nn.Linear(units, classes, bias=bias)
+    return network(title, body=body, flat=nn.Flatten(), fc1=first, act=nn.ReLU(), fc2=last)
 
 
 @register("models", "curious_lenet", summary="LeNet with ReLU, no bias in its dense layers", paper=CURIOUS_CLIENT)
@@ -112,7 +117,7 @@ def curious_lenet(*, shape: Shape, classes: int) -> nn.Module:
 
     At 128x128 the first dense layer alone has 65,536 x 512 weights.
     """
-    return cnn(shape, classes, (32, 64), 512, kernel=5, pool=nn.MaxPool2d, bias=False)
+    return cnn(shape, classes, (32, 64), 512, kernel=5, pool=nn.MaxPool2d, bias=False, title="CuriousLeNet")
 
 
 @register("models", "femnist_cnn", summary="CNN 32/64/100 for FEMNIST", paper=DLFA)
@@ -135,7 +140,8 @@ def cifar_cnn(*, shape: Shape, classes: int) -> nn.Module:
 def mlp(*, shape: Shape, classes: int, output: nn.Module | None = None) -> nn.Module:
     """Return dense layers only: hidden layers of 1000 and 1000 units with ReLU [Zhu et al., 2023, Appendix G]."""
     body = nn.Sequential(nn.Linear(math.prod(shape), 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU())
-    return layers(flat=nn.Flatten(), body=body, fc=nn.Linear(1000, classes), output=output or nn.Identity())
+    last = nn.Linear(1000, classes)
+    return network("MLP", flat=nn.Flatten(), body=body, fc=last, output=output or nn.Identity())
 
 
 @register("models", "mlp_sme", summary="the same, with a ReLU on the logits as in the release of SME", paper=SME)

@@ -42,6 +42,13 @@ def layers(**named: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(named))
 
 
+def network(title: str, **named: nn.Module) -> nn.Module:
+    """Return a network of these layers; reports call it by its title."""
+    sequence = layers(**named)
+    vars(sequence)["network_title"] = title
+    return sequence
+
+
 class GlobalMean(nn.Module):
     """The mean over all places of a map.  # (n, c, h, w) -> (n, c)"""
 
