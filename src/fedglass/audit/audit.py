@@ -31,8 +31,7 @@ from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Executor, InProcess, as_usage_error, persistent
+from fedglass.execution.executor import Executor, InProcess, as_usage_error, client_trainer, persistent
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe

@@ -41,8 +41,9 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
+from fedglass.defend.accounting import Mechanism
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.noise_model import NoBound, NoiseModel, Samples, noise_model
+from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
@@ -154,7 +155,7 @@ class MessageBound:
     """The Gaussian noise of each round and private client; empty where there is other noise."""
     identical: bool = False
     """Whether there is no noise, and the message is the same for all records."""
-    samples: Samples | None = None
+    samples: Mechanism | None = None
     """The Poisson samples, where all clients draw the same kind in every round."""
 
 
@@ -188,7 +189,7 @@ def bound_of(rounds: Sequence[Claim], pool: Examples | None = None) -> MessageBo
     )
 
 
-def _common(samples: Sequence[Samples | None]) -> Samples | None:
+def _common(samples: Sequence[Mechanism | None]) -> Mechanism | None:
     """Return the common value; None where they differ."""
     return samples[0] if len(set(samples)) == 1 else None
 
@@ -227,9 +228,9 @@ def _accounting(bound: MessageBound) -> str:
     return "identical" if bound.identical else "gaussian"
 
 
-def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:
+def _of_samples(samples: Mechanism, rounds: int, records: int) -> Certificate:
     """Return the certificate of DP-SGD on Poisson samples, by the privacy-loss distribution."""
-    run = samples.rate, samples.noise_multiplier, rounds * samples.steps
+    run = samples.sample_rate, samples.noise_multiplier, rounds * samples.steps
     return Certificate(
         method="accountant",
         accounting="pld",
@@ -315,14 +316,14 @@ def certify(
     return certificate.model_copy(update={"assumptions": assumptions})
 
 
-def _samples(client: ClientClaim, rate: float) -> Samples:
+def _samples(client: ClientClaim, rate: float) -> Mechanism:
     """Return the Poisson samples of a client at the given rate, or refuse it."""
     gradient, refused = client.protection.gradient, _refusal(noise_models([client]))
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
         raise UsageError(flag(refused).advice)
-    return Samples(rate, gradient.noise_multiplier, client.steps)
+    return Mechanism(gradient.noise_multiplier, rate, client.steps)
 
 
 def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:

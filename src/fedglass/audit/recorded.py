@@ -218,7 +218,11 @@ class Recorded:
         model, named = self.transcript.model, f" {self.name!r}" if self.name else ""
         size = sum(p.numel() for p in model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [f"A {type(model).__name__} of {size:,} parameters.", truth, *self._personalised()]
+        lines = [
+            f"A {vars(model).get('network_title', type(model).__name__)} of {size:,} parameters.",
+            truth,
+            *self._personalised(),
+        ]
         lines += list(self._untrained())
         more = [] if self.public is None else [self.public.sentence]
         sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]

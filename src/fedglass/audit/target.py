@@ -23,13 +23,13 @@ from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import (
     COUNTED,
     AggregateView,
-    HasLabel,
     Knows,
     Naming,
     ServerView,
     Together,
     View,
     ViewResult,
+    label_of,
 )
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
@@ -234,8 +234,8 @@ def target_infos(
         identity = identity_text(view, "The adversary's view")
         # A user's own view may take no naming.
         options = () if naming is COUNTED else (naming,)
-        short = view.label(*options) if isinstance(view, HasLabel) else None
-        named = ("", "") if short is None else (prefix + short.name, short.standpoint)
+        standpoint, short = label_of(view, *options) or ("", "")
+        named = (prefix + short, standpoint) if standpoint else ("", "")
         crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
         text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
         infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedglass import __version__
-from fedglass.core.environment import cores
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, make, parameters, takes
+from fedglass.execution.fork_server import cores
 
 if TYPE_CHECKING:
     from fedglass.execution.executor import Executor

@@ -99,7 +99,7 @@ def train_autoencoder(images: Dataset, course: TrainingOptions, place: Path, out
     from fedglass.train.image_models import train_autoencoder as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
-        network, state, error = run(images, course, place, screen)
+        network, state, error = run(images, course, place, screen.moved)
     code = network.latent_shape
     output.say(
         f"{place}: codes of {' x '.join(map(str, code))} numbers after {state.step} steps ({state.seconds / 60:.1f} "
@@ -138,11 +138,11 @@ def train_diffusion(
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
     from fedglass.cli.progress import TrainingScreen
-    from fedglass.train.image_models import PICTURE, DiffusionOptions
+    from fedglass.train.image_models import PICTURE
     from fedglass.train.image_models import train_diffusion as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
-        state = run(images, DiffusionOptions(course, kind, size, autoencoder), place, screen)
+        state = run(images, course, place, screen.moved, kind=kind, size=size, autoencoder=autoencoder)
     figures = _figures(state, images)
     output.say(
         f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
@@ -215,7 +215,7 @@ def train(
         begin.model.to(kind)
         with TrainingScreen(digits=3, quiet=output.quiet) as screen:
             screen.line(f"{begin.title}, on {kind}")
-            state = train_to(wanted, begin, options, epochs, place, screen)
+            state = train_to(wanted, begin, options, epochs, place, screen.moved, screen.judged)
     paths = {target: place / f"{name_of(target)}.safetensors" for target in wanted}
     reached = {target: state.reached[name_of(target)] for target in wanted if name_of(target) in state.reached}
     missed = [target for target in wanted if target not in reached]

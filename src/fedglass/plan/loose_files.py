@@ -21,7 +21,7 @@ from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.data.npz import read_npz
+from fedglass.data.readers import read_npz
 from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView

@@ -20,7 +20,7 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup
 from fedglass.reproduce.populations import KINDS, Population
 

@@ -16,8 +16,7 @@ from fedglass.audit.public import accuracy, sample_examples
 from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Executor, persistent
+from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
