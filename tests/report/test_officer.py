@@ -16,7 +16,7 @@ from fedglass.report.page import short_names
 from fedglass.report.sections import images_by_owner
 from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
 from fedglass.verdict.threat import STANDPOINTS
@@ -123,7 +123,9 @@ def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
 def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:
     figures = [{"found": found, "truth": 0.01} for found in (0.3, 0.1, 0.2)]
     records = [
-        make_case(tmp_path, "dlg", 0, n, doubts=[doubt(Kind.SEARCH_FAILED, **told)], energy_truth=None, label_errors=0)
+        make_case(
+            tmp_path, "dlg", 0, n, doubts=[doubt(DoubtKind.SEARCH_FAILED, **told)], energy_truth=None, label_errors=0
+        )
         for n, told in enumerate(figures)
     ]
     html = written(tmp_path, *records)
@@ -133,14 +135,24 @@ def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, mak
 
 
 def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, make_case: Make) -> None:
-    said = [Kind.NO_TRUTH, Kind.LOW_POWER, Kind.NO_NOISE, Kind.DECLARATION_TRUSTED, Kind.ZERO_UPDATE, Kind.NO_CONTROL]
+    said = [
+        DoubtKind.NO_TRUTH,
+        DoubtKind.LOW_POWER,
+        DoubtKind.NO_NOISE,
+        DoubtKind.DECLARATION_TRUSTED,
+        DoubtKind.ZERO_UPDATE,
+        DoubtKind.NO_CONTROL,
+    ]
     records = [make_case(tmp_path, "dlg", 0, 0, doubts=[doubt(kind) for kind in said], metrics={})]
     asked = doubts_by_question(records, Gate())
     assert [(question, [flag.kind for flag, _, _ in groups]) for question, groups in asked] == [
-        ("Is the message what was declared?", [Kind.ZERO_UPDATE]),
-        ("Is the protection as declared, and is it strong enough?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
-        ("Does the message single out its records?", [Kind.LOW_POWER, Kind.NO_CONTROL]),
-        ("What do the pictures show?", [Kind.NO_TRUTH]),
+        ("Is the message what was declared?", [DoubtKind.ZERO_UPDATE]),
+        (
+            "Is the protection as declared, and is it strong enough?",
+            [DoubtKind.NO_NOISE, DoubtKind.DECLARATION_TRUSTED],
+        ),
+        ("Does the message single out its records?", [DoubtKind.LOW_POWER, DoubtKind.NO_CONTROL]),
+        ("What do the pictures show?", [DoubtKind.NO_TRUTH]),
     ]
     html = section(written(tmp_path, *records), "doubts")
     places = [html.index(question) for question, _ in asked]
@@ -149,7 +161,7 @@ def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, ma
 
 def test_doubts_of_one_kind_are_told_together() -> None:
     def merge(*values: object) -> object:
-        return merged([doubt(Kind.NOT_REPLAYED, why=value) for value in values]).details["why"]
+        return merged([doubt(DoubtKind.NOT_REPLAYED, why=value) for value in values]).details["why"]
 
     assert merge(3, 1, 2) == "1 to 3"
     assert merge(0.5, 0.5) == 0.5

@@ -17,7 +17,7 @@ import torch
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, MessageProbe, NoProgress, TargetPlace, enumerate_cases
+from fedglass.audit.cases import AuditProgress, Case, MessageProbe, QuietProgress, TargetPlace, enumerate_cases
 from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
@@ -179,7 +179,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class AuditResult:
     """The result of an audit: its records, its summary and its verdict."""
 
     directory: Path
@@ -200,16 +200,16 @@ def run(
     executor: Executor = IN_PROCESS,
     device: torch.device = CPU,
     progress: AuditProgress | None = None,
-) -> Result:
+) -> AuditResult:
     """Play every case that the directory has no finished record of, and judge them all.
 
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
     with alone(directory), persistent(executor) as ready:
-        return _run(job, directory, ready, device, NoProgress() if progress is None else progress)
+        return _run(job, directory, ready, device, QuietProgress() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> AuditResult:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -226,7 +226,7 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     _search(job, directory, executor, prepared, progress)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
-    return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
+    return AuditResult(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 
 def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:

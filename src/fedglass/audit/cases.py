@@ -120,27 +120,22 @@ class AuditProgress(Protocol):
 
     def planned(self, cases: int, done: int) -> None:
         """Report the number of cases, and of those that an earlier run has finished."""
+        return
 
     def trained(self, name: str, done: int, total: int) -> None:
         """Report the rounds of a federation that have been simulated."""
+        return
 
-    def started(self, case: Case[Any]) -> None: ...
+    def started(self, case: Case[Any]) -> None:
+        return
 
     def moved(self, case: Case[Any], done: int, total: int) -> None:
         """Report the iterations of a running attack."""
+        return
 
-    def finished(self, case: Case[Any], record: Record) -> None: ...
+    def finished(self, case: Case[Any], record: Record) -> None:
+        return
 
 
-class NoProgress:
+class QuietProgress(AuditProgress):
     """Callbacks that do nothing."""
-
-    def planned(self, cases: int, done: int) -> None: ...
-
-    def trained(self, name: str, done: int, total: int) -> None: ...
-
-    def started(self, case: Case[Any]) -> None: ...
-
-    def moved(self, case: Case[Any], done: int, total: int) -> None: ...
-
-    def finished(self, case: Case[Any], record: Record) -> None: ...

@@ -19,7 +19,7 @@ from fedglass.audit.target import Pending, Target
 from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, failure_text
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import RECORDS, Evidence, RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import KnownFact, Record
 
 UNKNOWN = "unknown"
@@ -66,7 +66,7 @@ def play_case(work: Work, progress: Progress) -> PlayedCase:
         start = time.perf_counter()
         finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
     except OutOfTime:
-        cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
+        cut = doubt(DoubtKind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = ProbeResult({"doubts": [cut]})
     except FAILURES as error:
         return PlayedCase(failed_record(work, failure_text(error)).model_copy(update=_spent(start)))
@@ -148,7 +148,7 @@ def unfinished_cases(
 
 def was_cut_short(record: Record) -> bool:
     """Return whether an attack was stopped when its time was over."""
-    return any(doubt_.kind is Kind.OUT_OF_TIME for doubt_ in record.doubts)
+    return any(doubt_.kind is DoubtKind.OUT_OF_TIME for doubt_ in record.doubts)
 
 
 def play_unfinished(

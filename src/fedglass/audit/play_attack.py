@@ -22,7 +22,7 @@ from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.matching import Matching
 from fedglass.verdict.directory import Reconstructed
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 def oracle_facts(attack: object) -> frozenset[str]:
@@ -112,7 +112,9 @@ class PlayAttack:
         fields = run_fields(self.attack, reconstruction)
         doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(reconstruction)]
         if target.truth is None:
-            return self._unscored(observation, reconstruction, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
+            return self._unscored(
+                observation, reconstruction, {**fields, "doubts": [*doubts, doubt(DoubtKind.NO_TRUTH)]}
+            )
         if unsound is None and not len(reconstruction.images):
             return ProbeResult({**fields, "doubts": doubts})
         context = ScoringContext(self.attack, target, target.truth, reconstruction, self.metrics, seed)
@@ -127,10 +129,10 @@ class PlayAttack:
     def _doubts(self, reconstruction: Reconstruction) -> list[Doubt]:
         """Return the doubts about the run itself."""
         oracle = sorted(Fact(name).words for name in oracle_facts(self.attack))
-        doubts = [doubt(Kind.ORACLE_USED, facts=oracle)] if oracle else []
+        doubts = [doubt(DoubtKind.ORACLE_USED, facts=oracle)] if oracle else []
         if reconstruction.reasons and not len(reconstruction.images):
             reasons = [f"{name}: {why}" for name, why in reconstruction.reasons.items()]
-            doubts.append(doubt(Kind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
+            doubts.append(doubt(DoubtKind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
         return doubts
 
     def _unscored(
@@ -145,11 +147,11 @@ class PlayAttack:
         return ProbeResult({**fields, "skipped_metrics": skipped}, evidence)
 
 
-def unusable_state(observation: Observation) -> Kind | None:
+def unusable_state(observation: Observation) -> DoubtKind | None:
     """Return what is wrong with a message that cannot be attacked; None where it can."""
     if not all(bool(torch.isfinite(t).all()) for t in observation.update.values()):
-        return Kind.NON_FINITE_UPDATE
-    return None if any(bool(t.any()) for t in observation.update.values()) else Kind.ZERO_UPDATE
+        return DoubtKind.NON_FINITE_UPDATE
+    return None if any(bool(t.any()) for t in observation.update.values()) else DoubtKind.ZERO_UPDATE
 
 
 def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, LEAST_CANDIDATES
 from fedglass.federation.truth import Examples
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Game
 
 NO_TRAINING = "How the clients trained is not declared."
@@ -49,16 +49,16 @@ class PlayGame:
         if unsound is not None:
             return _finding(doubt(unsound))
         if target.truth is None:
-            return _finding(doubt(Kind.NO_TRUTH))
+            return _finding(doubt(DoubtKind.NO_TRUTH))
         if target.claim is None:
-            return _finding(doubt(Kind.GAME_NOT_PLAYED, why=NO_TRAINING))
+            return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=NO_TRAINING))
         candidates = 0 if target.pool is None else len(target.pool.labels)
         if target.pool is None or candidates < LEAST_CANDIDATES:
-            return _finding(doubt(Kind.NO_CANDIDATES, found=candidates, least=LEAST_CANDIDATES))
+            return _finding(doubt(DoubtKind.NO_CANDIDATES, found=candidates, least=LEAST_CANDIDATES))
         try:
             result = self._play(target, target.claim, target.pool, seed)
         except UsageError as error:
-            return _finding(doubt(Kind.GAME_NOT_PLAYED, why=str(error)))
+            return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=str(error)))
         return _finding(*_doubts(result, target.claim), game=_stored(result, self.messages))
 
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
@@ -110,10 +110,10 @@ def _stored(result: GameResult, messages: int) -> Game:
 
 def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:
     doubt_by_name = {
-        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH_CANDIDATES),
-        "other_domain": doubt(Kind.OTHER_DOMAIN),
-        "no_control": doubt(Kind.NO_CONTROL, why="" if claim.honest else DISHONEST),
-        "low_power": doubt(Kind.LOW_POWER, public=result.public),
+        "few_candidates": doubt(DoubtKind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH_CANDIDATES),
+        "other_domain": doubt(DoubtKind.OTHER_DOMAIN),
+        "no_control": doubt(DoubtKind.NO_CONTROL, why="" if claim.honest else DISHONEST),
+        "low_power": doubt(DoubtKind.LOW_POWER, public=result.public),
     }
     return [doubt_by_name[name] for name in result.doubts if name in doubt_by_name]
 

@@ -30,7 +30,7 @@ from fedglass.federation.transcript import Participant, ParticipantsByRound, Tra
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +181,10 @@ class Recorded:
             simulated=self.simulated,
         )
         if not self.simulated and has_unnamed_defence(self.transcript, participants, self.defences):
-            yield doubt(Kind.DEFENCE_NOT_NAMED)
+            yield doubt(DoubtKind.DEFENCE_NOT_NAMED)
         contradictions = _entries(self.contradictions, index, ("", *result.clients))
         if contradictions:
-            yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
+            yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
 
     def _honest(self, participants: Sequence[Participant]) -> bool:
         """Return whether every client behind the message did what is claimed."""

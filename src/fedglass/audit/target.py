@@ -31,7 +31,7 @@ from fedglass.federation.views import (
     View,
     ViewResult,
 )
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 RoundProgress = Callable[[int, int], None]
 """Callback that receives the number of finished rounds and of all rounds."""
@@ -112,15 +112,15 @@ def coverage_doubts(
     """
     observation = view_result.observation
     if _batch_statistics(view_result, participants):
-        yield doubt(Kind.STATISTICS_SENT)
+        yield doubt(DoubtKind.STATISTICS_SENT)
     if unaudited_clients:
-        yield doubt(Kind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
+        yield doubt(DoubtKind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
     unread = list(dict.fromkeys((*moved_others(observation.buffers, observation.buffers_after), *extra_payload)))
     if unread:
-        yield doubt(Kind.EXTRA_PAYLOAD, names=unread)
+        yield doubt(DoubtKind.EXTRA_PAYLOAD, names=unread)
     stated = observation.knows.examples if Fact.EXAMPLES in observation.facts else None
     if truth is not None and not simulated and stated is not None and stated != len(truth.labels):
-        yield doubt(Kind.WRONG_COUNT, stated=stated, true=len(truth.labels))
+        yield doubt(DoubtKind.WRONG_COUNT, stated=stated, true=len(truth.labels))
 
 
 def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
@@ -128,15 +128,15 @@ def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
 
     Extra payloads are listed together. Contradictions in a recording stay with the message that they are about.
     """
-    by_kind: dict[Kind, Doubt] = {}
+    by_kind: dict[DoubtKind, Doubt] = {}
     for i, target in enumerate(targets):
         for doubt_ in target.doubts:
-            if i == 0 or doubt_.kind is not Kind.NOT_AS_DECLARED:
+            if i == 0 or doubt_.kind is not DoubtKind.NOT_AS_DECLARED:
                 by_kind.setdefault(doubt_.kind, doubt_)
-    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is Kind.EXTRA_PAYLOAD]
+    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is DoubtKind.EXTRA_PAYLOAD]
     if payloads:
         names = dict.fromkeys(name for doubt_ in payloads for name in cast(list[str], doubt_.details["names"]))
-        by_kind[Kind.EXTRA_PAYLOAD] = doubt(Kind.EXTRA_PAYLOAD, names=list(names))
+        by_kind[DoubtKind.EXTRA_PAYLOAD] = doubt(DoubtKind.EXTRA_PAYLOAD, names=list(names))
     return tuple(by_kind.values())
 
 

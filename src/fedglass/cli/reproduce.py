@@ -305,7 +305,7 @@ def _run(
 ) -> None:
     from contextlib import nullcontext
 
-    from fedglass.audit.cases import NoProgress
+    from fedglass.audit.cases import QuietProgress
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.execution.machine import device_named
@@ -322,7 +322,7 @@ def _run(
             say_plan(of, cells, place)
         output.answer(answer_of_plan(chosen_figure, of, cells, place, count, absent))
         return
-    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with nullcontext(QuietProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
         records = run(cells, place, executor, screen)
     measured = compare_cells(of, cells, records)
     page = write_recreation(place, chosen_figure, of, cells, records, _command())
@@ -393,7 +393,7 @@ def campaign(
         execution.warm_up("auto")
     from contextlib import nullcontext
 
-    from fedglass.audit.cases import NoProgress
+    from fedglass.audit.cases import QuietProgress
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, say_campaign
     from fedglass.reproduce.campaign import entries, plan_campaign, run_campaign
@@ -407,7 +407,7 @@ def campaign(
         say_campaign(planned, stored, output)
         return
     runs = [run for _, of_entry in planned for run in of_entry]
-    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with nullcontext(QuietProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
         written = run_campaign(runs, place, results, execution.executor(), execution.count(), hours, screen)
     left = len({run.case.key for run in runs} - read_results(results).keys())
     output.say(f"{written.written} results were added to {results}; {left} runs of the campaign are left.")

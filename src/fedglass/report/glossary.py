@@ -35,8 +35,8 @@ def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str,
 def merged(doubts: Sequence[Doubt]) -> Doubt:
     """Return doubts of one kind as one doubt, with the range of each figure and all names.
 
-    >>> from fedglass.verdict.doubts import Kind, doubt
-    >>> merged([doubt(Kind.WRONG_LABELS, labels=1), doubt(Kind.WRONG_LABELS, labels=3)]).details
+    >>> from fedglass.verdict.doubts import DoubtKind, doubt
+    >>> merged([doubt(DoubtKind.WRONG_LABELS, labels=1), doubt(DoubtKind.WRONG_LABELS, labels=3)]).details
     {'labels': '1 to 3'}
     """
     names = dict.fromkeys(name for doubt in doubts for name in doubt.details)

@@ -26,7 +26,7 @@ from fedglass.verdict.judge import Verdict, judge, reads
 from fedglass.verdict.records import Record
 from fedglass.verdict.texts import count, percent
 
-Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
+OutcomeKind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
 """`allowed`: an attack recovered images, but no larger share than the gate allows. `none`: an attack recovered nothing,
 which by itself proves nothing."""
 
@@ -38,7 +38,7 @@ class Outcome:
     """The result of one record: its kind and a sentence."""
 
     record: Record
-    kind: Kind
+    kind: OutcomeKind
     sentence: str
 
     @property
@@ -129,7 +129,12 @@ def serious_text(record: Record, gate: Gate) -> str:
     return " ".join(f"{flag.name}: {flag.advice}" for flag in flags_of(record, gate) if flag.severity == "serious")
 
 
-ELEMENTS: dict[Kind, str] = {"leak": "failure", "exposed": "failure", "failed": "error", "inconclusive": "skipped"}
+ELEMENTS: dict[OutcomeKind, str] = {
+    "leak": "failure",
+    "exposed": "failure",
+    "failed": "error",
+    "inconclusive": "skipped",
+}
 
 
 def write_junit(directory: Path, path: Path) -> Path:
@@ -195,7 +200,7 @@ def _count(suite: Element) -> None:
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS: dict[Severity, str] = {"info": "note", "warning": "warning", "serious": "error"}
-KINDS: dict[Kind, tuple[str, str, str]] = {
+KINDS: dict[OutcomeKind, tuple[str, str, str]] = {
     "leak": ("leak", "error", "An attack recovered private images from a message."),
     "exposed": ("exposed", "error", "A message singles out the records that were trained on."),
     "allowed": ("leak-allowed", "warning", "An attack recovered private images, but no more than the gate allows."),

@@ -15,7 +15,7 @@ from fedglass.core.scale import Scale
 from fedglass.core.text import AFTER_ROUND
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
@@ -176,7 +176,7 @@ def exact_lines(records: Sequence[Record], gate: Gate, names: Names) -> list[tup
     """Return what exact attacks read from each message, or why they read nothing."""
     lines = []
     for record in records:
-        texts = [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
+        texts = [flag.text for flag in flags_of(record, gate) if flag.kind is DoubtKind.NO_EXACT_METHOD]
         if record.method:
             texts = [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
         lines += [(text, message_name(record, names)) for text in texts]

@@ -10,12 +10,12 @@ from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Record, grouped
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
-MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
+MUTE = (DoubtKind.ZERO_UPDATE, DoubtKind.NON_FINITE_UPDATE)
 """Doubts of a case without a message that could be attacked."""
 FEW = 8
 """Below so many records a rate has no useful interval, and the ranks of single records decide."""
@@ -182,9 +182,9 @@ class Gate:
         """Yield a doubt if the certificate allows more than the gate, and one if the gate's threshold is too low."""
         proposal = self.proposed_threshold(record)
         if proposal is not None:
-            yield doubt(Kind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
+            yield doubt(DoubtKind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
         if record.certificate is not None and not self.certifies(record):
-            yield doubt(Kind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
+            yield doubt(DoubtKind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
 
     def proposed_threshold(self, record: Record) -> tuple[float, float] | None:
         """Return the share of public images for which a guess passes the threshold, and a better threshold.
@@ -227,7 +227,7 @@ def known_scales(names: Iterable[str], scales: Mapping[str, Scale]) -> dict[str,
     return found
 
 
-UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)
+UNSCORED = (DoubtKind.NO_TRUTH, DoubtKind.NO_EXACT_METHOD, DoubtKind.OUT_OF_TIME)
 """Doubts that explain why an attack has no scores; such an attack has not failed."""
 
 

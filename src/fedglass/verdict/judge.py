@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.flags import doubts_of, flag, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
@@ -37,9 +37,9 @@ TITLES: dict[State, str] = {
     "inconclusive": "Inconclusive",
     "incomplete": "Audit incomplete",
 }
-FIRST = (Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED, Kind.CERTIFICATE_REFUTED, Kind.NO_TRUTH)
+FIRST = (DoubtKind.NOT_AS_DECLARED, DoubtKind.NOISE_REFUTED, DoubtKind.CERTIFICATE_REFUTED, DoubtKind.NO_TRUTH)
 """Doubts that explain an inconclusive audit before all others: something is wrong, or nothing can be scored."""
-PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *Kind])))}
+PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *DoubtKind])))}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Evidence:
     def _doubted(self, record: Record) -> bool:
         """Return whether a certificate is missing or unreliable; one that is only too weak still bounds the success."""
         serious = [doubt.kind for doubt in serious_doubts(record, self.gate)]
-        return record.certificate is None or serious not in ([], [Kind.WEAK_CERTIFICATE])
+        return record.certificate is None or serious not in ([], [DoubtKind.WEAK_CERTIFICATE])
 
     @property
     def worst_game(self) -> Game | None:
@@ -220,7 +220,7 @@ def _clear(evidence: _Evidence) -> Verdict | None:
         f"{count(rounds, 'round')}."
     )
     doubts = [doubt for record in evidence.certificates for doubt in doubts_of(record, evidence.gate)]
-    trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is Kind.DECLARATION_TRUSTED), "")
+    trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is DoubtKind.DECLARATION_TRUSTED), "")
     return evidence.verdict("clear", 0, lead, trusted)
 
 
