@@ -79,7 +79,7 @@ def test_a_blend_is_no_guess() -> None:
 def test_no_threshold_hides_a_sure_recovery(threshold: float) -> None:
     scores = ImageScores({"psnr": [20.5]}, blind={"psnr": [5.0]})
     gate = Gate(threshold=threshold)
-    assert (gate.hits(scores), gate.partly(scores)) == ([threshold < 20.5], int(threshold > 20.5))
+    assert (gate.hits(scores), gate.partly(scores)) == ([threshold < 20.5], [threshold > 20.5])
 
 
 def test_what_a_certificate_allows_is_the_worst_record_at_the_latest_planned_round() -> None:

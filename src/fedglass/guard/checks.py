@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,6 +41,7 @@ from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.report import CheckResult, Clock, Reason
 from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 METRICS = ("psnr", "ssim")
 FIRST = 1 / 8
@@ -131,10 +132,7 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
         for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
             assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
-            hits = gate.hits(assessment.scores)
-            pairs = zip(assessment.shown_transformed, hits, strict=True)
-            transformed = sum(transformed and not hit for transformed, hit in pairs)
-            shown = sum(hits) + gate.partly(assessment.scores) + transformed
+            shown = shown_images(assessment.scores, assessment.shown_transformed, gate)
             latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
             if best is None or (shown, latest.best or 0.0) > (best.shown or 0, best.best or 0.0):
                 best = latest
@@ -302,6 +300,11 @@ def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clo
     assert target.truth is not None, "a guard has the truth"
     isolated = replace(target, observation=observation)
     return assess(ScoringContext(attack, isolated, target.truth, reconstruction, metrics, seed))
+
+
+def shown_images(scores: ImageScores, transformed: Sequence[bool], gate: Gate) -> int:
+    """Count the images that are recovered, partly recognisable or shown in another form, each once."""
+    return sum(map(any, zip(gate.hits(scores), gate.partly(scores), transformed, strict=True)))
 
 
 def _best(assessment: Assessment, gate: Gate) -> float | None:

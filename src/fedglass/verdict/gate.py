@@ -128,11 +128,9 @@ class Gate:
         """Count the images that pass the threshold only because of a refinement that fails its controls."""
         return sum(scores.imagined(self.metric, self.scale, self.threshold))
 
-    def partly(self, scores: ImageScores) -> int:
-        """Count the images that are not recovered but partly recognisable."""
-        return sum(
-            scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
-        )
+    def partly(self, scores: ImageScores) -> list[bool]:
+        """Check which images are not recovered but partly recognisable."""
+        return scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """Return the attacks that have judged images, the one that leaked most first."""
