@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -117,9 +118,12 @@ class Recorded:
             self.name, self.views, clients, lambda index: rounds[index].participants, self.naming, self.first_round
         )
 
-    def rehearse(self) -> Iterator[ViewResult]:
-        for view in self.views:
-            yield view.see(self.transcript, self.knows, self.truths)
+    def rehearse(self) -> Sequence[ViewResult]:
+        return self._rehearsed
+
+    @cached_property
+    def _rehearsed(self) -> Sequence[ViewResult]:
+        return [view.see(self.transcript, self.knows, self.truths) for view in self.views]
 
     def targets(self, progress: RoundProgress, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
@@ -129,10 +133,9 @@ class Recorded:
         if not isinstance(view, Together):
             return self._single(view)
         first, *later = targets = [self._single(of_round) for of_round in view.ordered]
-        joint = target_of(self.transcript, view, self.knows, self.truths)
         return replace(
             first,
-            observation=joint.observation,
+            observation=view.see(self.transcript, self.knows, self.truths).observation,
             further=self._further(view, first),
             doubts=joint_doubts(targets),
             joint_targets=tuple(later),
@@ -147,9 +150,8 @@ class Recorded:
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
-        target = target_of(self.transcript, view, self.knows, self.truths)
         result, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
-        result = replace(result, observation=target.observation)
+        target = target_of(self.transcript, view, result, self.truths)
         participants = participants_of(self.transcript, index, result)
         claim = claim_of(self.transcript, index, result, self.truths, self.defences)
         if claim is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -134,12 +135,15 @@ class Simulated:
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
-    def rehearse(self) -> Iterator[ViewResult]:
+    def rehearse(self) -> Sequence[ViewResult]:
+        return self._rehearsed
+
+    @cached_property
+    def _rehearsed(self) -> Sequence[ViewResult]:
         rehearse_defences(self.federation)
         silent = self._transcript({index: silent_round(self.federation, index) for index in self._seen_rounds()})
         truths = self.truths()
-        for view in self.views:
-            yield view.see(silent, self.knows, truths)
+        return [view.see(silent, self.knows, truths) for view in self.views]
 
     def protection(self) -> dict[str, tuple[str, ...]]:
         """Return sentences about what protects each client and what that promises."""

@@ -128,7 +128,8 @@ class PlayedFederation:
             )
         view = PeerView(0, index) if setup.sizes else ServerView(0, index)
         transcript = Transcript(federation.model, federation.terms, {index: round_})
-        target = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
+        truths = federation.truths([index])
+        target = target_of(transcript, view, view.see(transcript, self.experiment.knows, truths), truths)
         return replace(target, utility=utility, public=Public.of(test.images, test.labels))
 
 
