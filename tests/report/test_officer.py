@@ -11,8 +11,8 @@ import pytest
 
 from fedglass.report.charts import ChartRow, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
-from fedglass.report.html import audit_page, ended
-from fedglass.report.page import short_names
+from fedglass.report.html import _origin, audit_page, ended
+from fedglass.report.page import message_name, short_names
 from fedglass.report.sections import images_by_owner
 from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
@@ -118,6 +118,24 @@ def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
         "e": "e",
         "f": "aggregate of 4",
     }
+
+
+def test_a_message_is_named_with_its_round_once(tmp_path: Path, make_case: Make) -> None:
+    facts = SERVER | {"view": "a", "view_name": "server, round robin"}
+    plain = make_case(tmp_path, "dlg", 0, 0, **facts)
+    joint = make_case(tmp_path, "dlg", 0, 0, **facts, extra={"rounds": 3})
+    assert message_name(plain, short_names([plain])) == "server, round robin, round 1"
+    assert message_name(joint, short_names([joint])) == "server, round robin"
+    later = plain.model_copy(update={"view": "b", "round": 2})
+    names = short_names([plain, later])
+    assert [message_name(record, names) for record in (plain, later)] == list(names.values())
+
+
+def test_the_owner_of_an_image_is_named_unless_the_message_is_named_after_it(tmp_path: Path, make_case: Make) -> None:
+    peer = make_case(tmp_path, "dlg", 0, 0, **(PEER | {"owners": ["3"] * 4}))
+    assert _origin(peer, "3", {peer.view: "peer 3"}) == ["dlg", "peer 3, round 1", "3"]
+    server = make_case(tmp_path, "dlg", 0, 0, **SERVER)
+    assert _origin(server, None, short_names([server])) == ["dlg", "server, client 0, round 1"]
 
 
 def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:

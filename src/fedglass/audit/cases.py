@@ -15,7 +15,7 @@ from fedglass.audit.target import Source, Target, TargetInfo
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.verdict.directory import Evidence
-from fedglass.verdict.records import Record
+from fedglass.verdict.records import ROUNDS, Record
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,9 @@ def enumerate_cases(
 
 
 def _facts(name: str, probe: MessageProbe, info: TargetInfo, repeat: int) -> dict[str, Any]:
-    facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.text}
+    facts: dict[str, Any] = {"kind": probe.kind, "attack": name, "attack_repr": repr(probe.played), "view": info.text}
     facts |= {"view_name": info.name, "standpoint": info.standpoint}
+    facts |= {} if info.rounds == 1 else {"extra": {ROUNDS: info.rounds}}
     return {**facts, "round": info.round, "repeat": repeat}
 
 

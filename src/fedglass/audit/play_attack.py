@@ -168,7 +168,7 @@ def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, A
         "method": reconstruction.method,
         "explains": reconstruction.explains,
         "extra": {
-            "notes": list(reconstruction.notes),
+            "notes": [str(note) for note in reconstruction.notes],
             "unknowns": {name: tensor.tolist() for name, tensor in reconstruction.unknowns.items()},
             "supposed": None if reconstruction.supposed is None else repr(reconstruction.supposed),
             **({"rule": reconstruction.rule} if reconstruction.rule else {}),

@@ -171,6 +171,8 @@ class TargetInfo:
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
+    rounds: int = 1
+    """The number of rounds whose messages are attacked together."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,8 @@ class Source(Protocol):
         """Return the source as sentences of the threat model."""
         ...
 
-    def rehearse(self) -> Iterable[ViewResult]:
-        """Refuse what could only fail after the training; then yield what will be seen, except its entries."""
+    def rehearse(self) -> Sequence[ViewResult]:
+        """Refuse what could only fail after the training; return what will be seen, except its entries."""
         ...
 
     def targets(
@@ -238,7 +240,9 @@ def target_infos(
         named = ("", "") if short is None else (prefix + short.name, short.standpoint)
         crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
         text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
-        infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))
+        infos.append(
+            TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named, len(view.rounds()))
+        )
     return infos
 
 
@@ -276,10 +280,9 @@ def further_rounds(
     return sum(not set(clients).isdisjoint(present) for present in rounds)
 
 
-def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
-    """Return the target that one view makes of a transcript, simulated or recorded."""
-    view_result, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
-    terms = transcript.terms
+def target_of(transcript: Transcript, view: View, view_result: ViewResult, truths: Truths | None) -> Target:
+    """Return the target of what one view saw of a transcript, simulated or recorded."""
+    round_, terms = transcript.rounds[view.rounds()[-1]], transcript.terms
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.clients}
     return Target(
         view_result.observation,

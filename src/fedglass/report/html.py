@@ -183,20 +183,23 @@ def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, 
     """Return every private image once with its closest reconstruction, the most leaked first."""
     pairs: list[Pair] = []
     shown: set[bytes | str] = set()
+    record_by_key = {record.key: record for record in records}
     for case in rank(records, gate):
         if case.picture is None or len(pairs) == WORST:
             continue
         original = album.content(case.picture.original) or case.picture.original
         if original not in shown:
             shown.add(original)
-            pairs.append(_pair(case, case.picture, gate, scales, album, _origin(case, names)))
+            pairs.append(
+                _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
+            )
     return pairs
 
 
-def _origin(case: ScoredImage, names: Names) -> list[str]:
-    """Return the attack, the message and the client of an image."""
-    client = case.owner or case.client
-    return [case.attack, message_name(case, names), *([] if client in names[case.view] else [client])]
+def _origin(record: Record, owner: str | None, names: Names) -> list[str]:
+    """Return the attack, the message and the client of an image; a server's message is named after its client."""
+    named = bool(record.view_name) and record.standpoint == "server"
+    return [record.attack, message_name(record, names), *([] if named else [owner or record.client])]
 
 
 def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:

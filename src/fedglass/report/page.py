@@ -21,8 +21,7 @@ from fedglass import __version__
 from fedglass.core.errors import UsageError
 from fedglass.core.files import RefusedFile, read_file, write_atomic
 from fedglass.verdict.doubts import Severity
-from fedglass.verdict.records import Record
-from fedglass.verdict.summary import ScoredImage
+from fedglass.verdict.records import ROUNDS, Record
 from fedglass.verdict.texts import percent
 
 LARGEST = 8 * 2**20
@@ -234,10 +233,11 @@ def some(texts: Sequence[str], limit: int = 6) -> list[str]:
     return distinct if more <= 0 else [*distinct[:limit], f"and {more} more of this kind"]
 
 
-def message_name(record: Record | ScoredImage, names: Names) -> str:
-    """Return the short name of a record's message, with the round unless the name has it."""
-    view = names[record.view]
-    return view if "round" in view else f"{view}, round {record.round}"
+def message_name(record: Record, names: Names) -> str:
+    """Return the short name of a record's message with its round; a joint or lengthened name says it already."""
+    name = names[record.view]
+    says_round = ROUNDS in record.extra or name != _short(record)
+    return name if says_round else f"{name}, round {record.round}"
 
 
 def by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.core.scale import Scale
-from fedglass.core.text import TAKEN_AS_DISTINCT, some
+from fedglass.core.text import Note, some
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
 from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
@@ -112,10 +112,11 @@ def flags_of(record: Record, gate: Gate) -> list[Flag]:
 def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
     """Yield the doubts that explain why a search did not find the images, judged by its energies."""
     hits = gate.hits(ImageScores.of(record))
-    notes = record.extra.get("notes")
-    if isinstance(notes, list) and "non-finite" in notes:
+    stored = record.extra.get("notes")
+    notes = stored if isinstance(stored, list) else []
+    if Note.NON_FINITE in notes:
         yield doubt(DoubtKind.NON_FINITE_STOP)
-    if isinstance(notes, list) and TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
+    if Note.TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
         yield doubt(DoubtKind.LABELS_TAKEN_AS_DISTINCT)
     if not hits or all(hits):
         return
@@ -137,7 +138,7 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
     scores = ImageScores.of(record)
     hits = gate.hits(scores)
     counts = {
-        DoubtKind.PARTLY_RECOGNISABLE: gate.partly(scores),
+        DoubtKind.PARTLY_RECOGNISABLE: sum(gate.partly(scores)),
         DoubtKind.TRANSFORMED_MATCH: sum(
             matches and not hit for matches, hit in zip(record.transformed_match, hits, strict=False)
         ),

@@ -21,6 +21,55 @@ OTHER_THAN_TRUTH = (
     "of each image."
 )
 UNCHECKED = "No certificate was computed for {messages}."
+TITLES = {
+    "leak": "Leak found",
+    "exposed": "Records exposed",
+    "clear": "No leak: certified",
+    "inconclusive": "Inconclusive",
+    "incomplete": "Audit incomplete",
+}
+"""State of a verdict -> its title."""
+RECOVERED = "{attack} recovered {recovered} of {images} ({rule}; best {best})"
+RECOVERED_BY_SEVERAL = (
+    "{guilty} of {attacks} attacks recovered private images: the worst, {attack}, recovered {recovered} of {images} "
+    "({rule}; best {best})"
+)
+COUNTED_REPEATEDLY = "; an image that is in several messages counts once in each"
+REFINED = ", {refined} of them only after refinement"
+MORE_THAN_ALLOWED = ", more than the {share} that the gate allows"
+NO_MORE_THAN_ALLOWED = ", no more than the {share} that the gate allows"
+READ_ONE = "{attack} ({method}) read {images} from the message of {client}, and it explains the message."
+READ_SEVERAL = "{attack} ({method}) read {images} from the message of {client}, and they explain the message."
+EXPOSED = (
+    "No image was recovered, but the message of {client} singles out its records: among {candidates:,} similar images "
+    "it names {named} of {records} used in training, and {control} of records that were not used."
+)
+ALSO_EXPOSED = "The same holds for {messages}."
+CERTIFIED = (
+    "A certificate covers every audited record of {messages}: no adversary names a record among 1,000 with a chance "
+    "above {success} over {rounds}."
+)
+WITH_ORACLE = "{attack} recovered {recovered} of {images} with oracle knowledge, which a real adversary lacks."
+NOT_SCORED = "No attack could be scored."
+NO_ATTACK = "No attack was run."
+NOTHING_BY_ONE = "{attack} recovered no private image ({rule}); its best was {best}."
+NOTHING_BY_SEVERAL = (
+    "None of the {attacks} attacks recovered a private image ({rule}); the closest, {attack}, reached {best}."
+)
+INTERVAL = "Success in naming a record among 1,000: {low}; {high}."
+AT_LEAST = "at least {share}{among} (candidate game)"
+NOT_MEASURED = "not measured"
+AT_MOST = "at most {share} (certificate)"
+NOT_BOUNDED = "no certificate: nothing bounds it"
+INCOMPLETE = "The audit could not complete: {problems}."
+ALSO_INCOMPLETE = "The audit is also incomplete: {problems}."
+NOTHING_RAN = "no case has run"
+CASES_FAILED = "{failed} of {cases} failed ({why})"
+SCORES_MISSING = "{metric} is missing in {blank} of {cases} ({why})"
+NO_SCORE = "no score for some image"
+NOTHING_TO_ATTACK = "there was nothing to attack in {mute} of {cases} ({name}): {step}"
+STOPPED = "it was stopped before its end; run it again to continue"
+CASES_PLANNED = "{missing} not run yet; run it again to continue"
 LIMITS = (
     "It holds for one record at a time, with all others known to the adversary.",
     "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "
