@@ -51,7 +51,7 @@ def played(
     cases: Sequence[Case[str]], directory: Path, made: dict[str, Target | None], executor: Executor
 ) -> dict[str, Record]:
     def prepared(todo: Sequence[Case[str]]) -> list[Work]:
-        return [Work(each, Later(made[each.subject]), torch.device("cpu")) for each in todo]
+        return [Work(each, Later(made[each.subject]).target, torch.device("cpu")) for each in todo]
 
     play_unfinished(cases, directory, executor, prepared, QuietProgress())
     return {record.key: record for record in RecordFile(directory / RECORDS).read()}

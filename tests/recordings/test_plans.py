@@ -13,7 +13,7 @@ import torch
 from fedglass.audit.audit import Job, run
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target
+from fedglass.audit.target import Target, ready_target
 from fedglass.checks.replay import replay
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.types import Training
@@ -46,7 +46,7 @@ def sources(job: Job) -> list[Recorded]:
 
 
 def targets(job: Job) -> list[Target]:
-    return [target.target() for source in job.sources for target in source.targets(lambda done, total: None)]
+    return [ready_target(target) for source in job.sources for target in source.targets(lambda done, total: None)]
 
 
 def details(target: Target, kind: DoubtKind) -> dict[str, Any]:

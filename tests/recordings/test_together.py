@@ -11,7 +11,7 @@ import torch
 from fedglass.audit.audit import Job
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target, coverage_doubts, joint_doubts
+from fedglass.audit.target import Target, coverage_doubts, joint_doubts, ready_target
 from fedglass.checks.noise import without_noise
 from fedglass.checks.replay import replayed_update
 from fedglass.core.errors import UsageError
@@ -41,7 +41,7 @@ def source(found: Job) -> Recorded:
 
 
 def targets(found: Job) -> list[Target]:
-    return [target.target() for target in source(found).targets(lambda done, total: None)]
+    return [ready_target(target) for target in source(found).targets(lambda done, total: None)]
 
 
 @pytest.fixture

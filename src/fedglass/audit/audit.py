@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import torch
 
+from fedglass import __version__
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, MessageProbe, QuietProgress, TargetPlace, enumerate_cases
+from fedglass.audit.cases import AuditProgress, Case, QuietProgress
 from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Pending, Section, Source, Target
+from fedglass.audit.target import PendingTarget, Section, Source, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
-from fedglass.core.identity import digest
+from fedglass.core.identity import digest, identity_text
+from fedglass.core.rng import derive
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
 from fedglass.execution.client_training import client_trainer
@@ -105,6 +107,39 @@ EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
 Prepared = Callable[..., list[Work]]
 
 
+MessageProbe = PlayAttack | PlayGame | CheckMessage
+Place = tuple[int, int]
+"""The positions of a source in an audit, and of a target in the source."""
+
+
+def enumerate_cases(
+    sources: Sequence[Source], probes: Mapping[str, MessageProbe], repeats: int, seed: int
+) -> Iterator[Case[Place]]:
+    """Yield every probe of every target, attacks `repeats` times.
+
+    Attacks on the same target in the same repeat share their seed, so that they are compared from the same start. The
+    gate is not part of a key: it is applied at the end, and can be changed at any time.
+    """
+    played = {name: probe.attack if isinstance(probe, PlayAttack) else probe for name, probe in probes.items()}
+    texts = {name: identity_text(decisive, f"Attack {name!r}") for name, decisive in played.items()}
+    for i, source in enumerate(sources):
+        identity = source.identity()
+        for j, info in enumerate(source.infos()):
+            for name, probe in probes.items():
+                known = {"kind": probe.kind, "attack": name, "attack_repr": repr(played[name]), **info.facts}
+                for repeat in range(repeats if probe.kind == "attack" else 1):
+                    case_seed = derive(seed, "case", source.name, info.spec, repeat)
+                    identities = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
+                    yield Case(
+                        digest(__version__, identity, *identities)[:32],
+                        f"{name}: {info.text}" + (f" (repeat {repeat + 1})" if repeat else ""),
+                        probe,
+                        case_seed,
+                        (i, j),
+                        {**known, "repeat": repeat},
+                    )
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """An audit: its sources, its attacks, and the gate that judges the outcome."""
@@ -163,12 +198,12 @@ class Job:
         return {**first, **{name: PlayAttack(attack, self.metrics) for name, attack in self.attacks.items()}}
 
     @cached_property
-    def cases(self) -> tuple[Case[TargetPlace], ...]:
+    def cases(self) -> tuple[Case[Place], ...]:
         """All cases: every probe of every target, attacks repeated."""
         return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
 
     @property
-    def required(self) -> list[Case[TargetPlace]]:
+    def required(self) -> list[Case[Place]]:
         """The cases that always run."""
         return [case for case in self.cases if case.facts["attack"] not in self.chosen]
 
@@ -217,10 +252,14 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
 
-    targets = _Targets(job, progress, executor)
+    @cache
+    def targets_of(number: int) -> Sequence[Target | PendingTarget]:
+        source = job.sources[number]
+        with one_thread():
+            return source.targets(partial(progress.trained, source.name), client_trainer(executor))
 
-    def prepared(todo: Sequence[Case[TargetPlace]], deadline: float | None = None) -> list[Work]:
-        return [Work(case, targets.of(case), device, deadline) for case in todo]
+    def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
+        return [Work(case, _used(targets_of(case.subject[0]), case), device, deadline) for case in todo]
 
     play_unfinished(job.required, directory, executor, prepared, progress)
     _search(job, directory, executor, prepared, progress)
@@ -261,32 +300,16 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     return summary
 
 
-@dataclass(eq=False)
-class _Targets:
-    """The targets of the sources, made when a case first needs them."""
-
-    job: Job
-    progress: AuditProgress
-    executor: Executor
-    by_source: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
-
-    def of(self, case: Case[TargetPlace]) -> Target | Pending:
-        """Return the target of a case, without what its probe does not use."""
-        place = case.subject
-        if place.source not in self.by_source:
-            self.by_source[place.source] = self._targets(self.job.sources[place.source])
-        target = self.by_source[place.source][place.target]
-        if not isinstance(target, Target):
-            return target
-        kind = case.facts["kind"]
-        return target.without(pool=kind == "attack", others=kind != "certificate")
-
-    def _targets(self, source: Source) -> Sequence[Target | Pending]:
-        def trained(done: int, total: int) -> None:
-            self.progress.trained(source.name, done, total)
-
-        with one_thread():
-            return source.targets(trained, client_trainer(self.executor))
+def _used(targets: Sequence[Target | PendingTarget], case: Case[Place]) -> Target | PendingTarget:
+    """Return the target of a case without what its probe does not use: it travels to every worker."""
+    target, kind = targets[case.subject[1]], case.facts["kind"]
+    if not isinstance(target, Target):
+        return target
+    return replace(
+        target,
+        pool=None if kind == "attack" else target.pool,
+        same_noise_in=target.same_noise_in if kind == "certificate" else {},
+    )
 
 
 def threat_model(job: Job) -> list[Section]:

@@ -60,11 +60,6 @@ class CheckMessage:
     kind: ClassVar[str] = "certificate"
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def played(self) -> CheckMessage:
-        """The probe itself, which decides the figures, for the key of a case."""
-        return self
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         unsound = unusable_state(target.observation)
         if unsound is not None:

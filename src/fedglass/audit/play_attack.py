@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.needs import needs_of, parts_of
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import Target
@@ -100,11 +100,6 @@ class PlayAttack:
 
     kind: ClassVar[str] = "attack"
 
-    @property
-    def played(self) -> AnyAttack:
-        """The attack, which decides the figures, for the key of a case."""
-        return self.attack
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         unsound = unusable_state(observation)
@@ -117,8 +112,7 @@ class PlayAttack:
             )
         if unsound is None and not len(reconstruction.images):
             return ProbeResult({**fields, "doubts": doubts})
-        context = ScoringContext(self.attack, target, target.truth, reconstruction, self.metrics, seed)
-        assessment = assess(context, played=unsound is None)
+        assessment = assess(self.attack, target, reconstruction, self.metrics, seed, played=unsound is None)
         fields |= {**_truth_fields(assessment, target.truth.private, fields["extra"]), "doubts": doubts}
         scored = assessment.truth_scores
         evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)

@@ -39,11 +39,6 @@ class PlayGame:
     kind: ClassVar[str] = "game"
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def played(self) -> PlayGame:
-        """The probe itself, which decides the figures, for the key of a case."""
-        return self
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         unsound = unusable_state(target.observation)
         if unsound is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -12,7 +12,15 @@ from fedglass.audit.knowledge import adversary_sections, describe_training, sigh
 from fedglass.audit.protection import defences_of, describe_protection, merge_by_client, rehearse_defences, undefended
 from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import MissingTarget, RoundProgress, Section, Target, TargetInfo, target_infos
+from fedglass.audit.target import (
+    PendingTarget,
+    RoundProgress,
+    Section,
+    Target,
+    TargetInfo,
+    missing_target,
+    target_infos,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.tensors import buffers_of, weights_of
@@ -76,17 +84,17 @@ class Simulated:
 
     def targets(
         self, progress: RoundProgress, answers: TrainClients = train_sequentially
-    ) -> Sequence[Target | MissingTarget]:
+    ) -> Sequence[Target | PendingTarget]:
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
         then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
         recorded = self.recorded(transcript)
 
-        def target(view: View) -> Target | MissingTarget:
+        def target(view: View) -> Target | PendingTarget:
             try:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
-                return MissingTarget(str(error))
+                return partial(missing_target, str(error))
             return replace(single, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
 
         return [target(view) for view in self.views]

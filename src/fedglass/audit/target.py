@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -32,6 +32,7 @@ from fedglass.federation.views import (
     ViewResult,
 )
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
+from fedglass.verdict.records import ROUNDS
 
 RoundProgress = Callable[[int, int], None]
 """Callback that receives the number of finished rounds and of all rounds."""
@@ -79,14 +80,6 @@ class Target:
     """Sentences about what poisoners do."""
     swept: Mapping[str, float] = field(default_factory=dict)
     """What a sweep changes from one federation to the next, and its value here."""
-
-    def without(self, *, pool: bool, others: bool) -> Target:
-        """Return the target without what a probe does not use: it travels to every worker."""
-        return replace(self, pool=None if pool else self.pool, same_noise_in={} if others else self.same_noise_in)
-
-    def target(self) -> Target:
-        """Return the target itself: unlike a pending one it is ready."""
-        return self
 
     @property
     def known_truth(self) -> Truth:
@@ -140,21 +133,18 @@ def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
     return tuple(by_kind.values())
 
 
-class Pending(Protocol):
-    """A target that the worker makes for itself: training its clients is then spread over the workers too."""
-
-    def target(self) -> Target: ...
+PendingTarget = Callable[[], Target]
+"""A target that the worker makes for itself: training its clients is then spread over the workers too."""
 
 
-@dataclass(frozen=True)
-class MissingTarget:
-    """A target that turned out not to exist, such as an aggregate into which the rule let no client."""
+def ready_target(target: Target | PendingTarget) -> Target:
+    """Return a target, and make it first if it is pending."""
+    return target if isinstance(target, Target) else target()
 
-    why: str
 
-    def target(self) -> Target:
-        """Fail this case for the reason, and no other case with it."""
-        raise UsageError(self.why)
+def missing_target(why: str) -> Target:
+    """Fail the case of a target that does not exist, such as an aggregate into which the rule let no client."""
+    raise UsageError(why)
 
 
 @dataclass(frozen=True)
@@ -173,6 +163,13 @@ class TargetInfo:
     standpoint: str = ""
     rounds: int = 1
     """The number of rounds whose messages are attacked together."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of a record that are known of the target."""
+        joint = {} if self.rounds == 1 else {"extra": {ROUNDS: self.rounds}}
+        names = {"view": self.text, "view_name": self.name, "standpoint": self.standpoint}
+        return {**names, "round": self.round, **joint}
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,7 @@ class Source(Protocol):
 
     def targets(
         self, progress: RoundProgress, answers: TrainClients = train_sequentially
-    ) -> Sequence[Target | Pending]:
+    ) -> Sequence[Target | PendingTarget]:
         """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
         ...
 

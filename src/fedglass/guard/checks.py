@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.play import OutOfTime
 from fedglass.audit.play_attack import isolate, oracle_facts
 from fedglass.audit.target import Target
@@ -297,9 +297,7 @@ def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clo
     observation = isolate(target.observation, attack, CPU)
     reconstruction = attack.run(observation, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
-    assert target.truth is not None, "a guard has the truth"
-    isolated = replace(target, observation=observation)
-    return assess(ScoringContext(attack, isolated, target.truth, reconstruction, metrics, seed))
+    return assess(attack, replace(target, observation=observation), reconstruction, metrics, seed)
 
 
 def shown_images(scores: ImageScores, transformed: Sequence[bool], gate: Gate) -> int:

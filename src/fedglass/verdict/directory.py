@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,14 +209,6 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-class Evidence(Protocol):
-    """The pictures and tensors of one case."""
-
-    def save(self, directory: Path, record: Record) -> Record:
-        """Write the files, and return the record with their paths."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Reconstructed:
     """The reconstructions of a case with their originals; pixels in [0, 1]."""
@@ -233,6 +225,7 @@ class Reconstructed:
     film_captions: tuple[str, ...] = ()
 
     def save(self, directory: Path, record: Record) -> Record:
+        """Write the files, and return the record with their paths."""
         tensors = {"images": self.images, "labels": self.recovered_labels, "raw": self.images_raw}
         stored = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
         write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(stored))
@@ -280,6 +273,10 @@ class Strips:
         if self.by_epoch is not None:
             places["epochs"] = [store(f"epoch{i}", epoch) for i, epoch in enumerate(self.by_epoch, 1)]
         return record.model_copy(update={"extra": {**record.extra, "strips": places}})
+
+
+Evidence = Reconstructed | Strips
+"""The pictures and tensors of one case."""
 
 
 def strip(images: Array) -> Array:
