@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.audit.audit import GAME, Job, Result, run
+from fedglass.audit.audit import GAME, AuditResult, Job, run
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.types import Training, Whitening
@@ -32,7 +32,7 @@ def characters() -> tuple[torch.Tensor, torch.Tensor]:
 
 def played(
     characters: tuple[torch.Tensor, torch.Tensor], place: Path, candidates: int = 2800, release: Release | None = None
-) -> Result:
+) -> AuditResult:
     images, labels = characters
     torch.manual_seed(0)
     body = (nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
@@ -44,7 +44,7 @@ def played(
     return run(Job([source], {}, ("psnr",)), place)
 
 
-def game_of(result: Result) -> Record:
+def game_of(result: AuditResult) -> Record:
     (record,) = (record for record in result.records if record.attack == GAME)
     return record
 

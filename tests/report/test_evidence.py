@@ -132,12 +132,12 @@ def test_of_many_games_the_worst_are_drawn(make_evidence: Make, make_game: Make)
     records = [make_evidence("game", n, game=make_game(n / 32)) for n in range(CHARTS + 5)]
     found = games_of(records, Gate(), short_names(records))
     assert found is not None
-    assert found.table is not None
-    assert len(found.table.rows) == CHARTS + 5
-    assert [figure.title for figure in found.details[:2]] == [
+    assert found["table"] is not None
+    assert len(found["table"].rows) == CHARTS + 5
+    assert [figure.title for figure in found["details"][:2]] == [
         f"the server sees client {n}'s update, round 1" for n in (CHARTS + 4, CHARTS + 3)
     ]
-    assert len(found.details) == CHARTS
+    assert len(found["details"]) == CHARTS
     assert games_of([make_evidence("certificate")], Gate(), {}) is None
 
 
@@ -167,14 +167,14 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
     records = [make_evidence("certificate", certificate=bare)]
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
-    (stated,) = found.details
-    assert [row[0] for row in stated.facts.rows] == [
+    (stated,) = found["details"]
+    assert [row[0] for row in stated["facts"].rows] == [
         "success in naming a record",
         "single records",
         "rounds",
         "accounting",
     ]
-    assert stated.assumptions.rows == []
+    assert stated["assumptions"].rows == []
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def test_how_long_and_by_what_a_certificate_holds(
     records = [make_evidence("certificate", certificate=make_certificate(**changes))]
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
-    assert found.table is not None
-    told = [row[1] for row in found.details[0].facts.rows]
+    assert found["table"] is not None
+    told = [row[1] for row in found["details"][0]["facts"].rows]
     assert words in told or any(str(each).endswith(words) for each in told)
     planned = "" if changes.get("planned", 4) is None else "4 planned: "
-    assert str(getattr(found.table.rows[0][4], "note", "")).startswith(planned)
+    assert str(getattr(found["table"].rows[0][4], "note", "")).startswith(planned)
 
 
 def test_without_a_certificate_one_sentence_says_why(

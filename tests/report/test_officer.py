@@ -85,10 +85,10 @@ def test_one_threat_model_with_what_differs_in_a_table(tmp_path: Path, make_case
 
 def test_who_could_do_it_and_who_is_behind(tmp_path: Path, make_case: Make) -> None:
     records = [make_case(tmp_path, "dlg", 0, 0, **PEER), make_case(tmp_path, "dlg", 1, 0, **SUM)]
-    peer, aggregate = threat_section(records, short_names(records)).adversaries
-    assert "Any of the 4 participants could do this" in peer.lines[0]
-    assert "images of 3 other clients, 4 images in all" in peer.lines[1]
-    assert "images of 4 clients, 4 images in all" in aggregate.lines[0]
+    peer, aggregate = threat_section(records, short_names(records))["adversaries"]
+    assert "Any of the 4 participants could do this" in peer["lines"][0]
+    assert "images of 3 other clients, 4 images in all" in peer["lines"][1]
+    assert "images of 4 clients, 4 images in all" in aggregate["lines"][0]
 
 
 def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from fedglass.bounds.success import eps_delta_success, gdp_success
 from fedglass.report.charts import ChartRow, strip_chart
@@ -19,7 +18,7 @@ from fedglass.verdict.flags import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import UNCHECKED, Flag, count, percent
+from fedglass.verdict.texts import UNCHECKED, count, percent
 
 BASES = {
     "construction": "by construction: fedglass itself does this",
@@ -41,33 +40,11 @@ ACCOUNTINGS = {
 NO_PRIOR = "It does not bound an adversary that knows what such pictures look like."
 
 
-T = TypeVar("T")
+def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:
+    """Return a table of the certificates, the weakest first, and the first of them in full; None without a check.
 
-
-@dataclass(frozen=True)
-class CertificateDetails:
-    """One certificate in full."""
-
-    title: str
-    labels: Sequence[Flag]
-    """The reasons why it is unreliable or insufficient."""
-    facts: PageTable
-    assumptions: PageTable
-
-
-@dataclass(frozen=True)
-class EvidenceSection(Generic[T]):
-    """All certificates or all candidate games of an audit on the page."""
-
-    table: PageTable | None
-    details: Sequence[T]
-    """The first certificates in full, or the charts of the first games."""
-    remarks: Sequence[tuple[str, str]]
-    """Messages without a certificate or a game, and the reason."""
-
-
-def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[CertificateDetails] | None:
-    """Return the certificates, the weakest first; None if no message was checked."""
+    `remarks` are messages without a certificate, and the reason.
+    """
     checked = [record for record in records if record.kind == "certificate" and record.status == "done"]
     if not checked:
         return None
@@ -75,9 +52,19 @@ def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Evid
     certified = [(record, record.certificate) for record in checked if record.certificate is not None]
     columns = ["message", "success at most", "base rate", "advantage", "rounds", "epsilon"]
     rows = [_certificate_row(record, certificate, gate, names) for record, certificate in certified]
-    stated = [_stated(record, certificate, gate, names) for record, certificate in certified[:CHARTS]]
+    details = [
+        {
+            "title": message_name(record, names),
+            "labels": [flag(doubt) for doubt in serious_doubts(record, gate)],
+            "facts": PageTable(["", ""], certificate_facts(certificate)),
+            "assumptions": PageTable(
+                ["assumption", "basis"], [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
+            ),
+        }
+        for record, certificate in certified[:CHARTS]
+    ]
     why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
-    return EvidenceSection(PageTable(columns, rows) if rows else None, stated, by_text(why))
+    return {"table": PageTable(columns, rows) if rows else None, "details": details, "remarks": by_text(why)}
 
 
 def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
@@ -86,8 +73,9 @@ def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
     adversary = [f"{percent(rate)} among {int(size):,}" for size, rate in certificate.adversary.items()]
     clients = None if certificate.client_mu is None else percent(gdp_success(BASE_RATE, certificate.client_mu))
     psnr = certificate.expected_psnr
+    advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
     rows = {
-        "success in naming a record": _success(worst, certificate),
+        "success in naming a record": f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})",
         "single records": f"worst {percent(worst)}, median {percent(middle)}, of {len(certificate.success)}",
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
@@ -98,11 +86,6 @@ def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
         "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
     }
     return [[name, text] for name, text in rows.items() if text]
-
-
-def _success(worst: float, certificate: Certificate) -> str:
-    advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
-    return f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})"
 
 
 def _rounds(certificate: Certificate) -> str:
@@ -162,23 +145,17 @@ def _planned(certificate: Certificate) -> str:
     return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
 
 
-def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> CertificateDetails:
-    labels = [flag(doubt) for doubt in serious_doubts(record, gate)]
-    assumptions = [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
-    table = PageTable(["assumption", "basis"], assumptions)
-    return CertificateDetails(
-        message_name(record, names), labels, PageTable(["", ""], certificate_facts(certificate)), table
-    )
-
-
 def _why(record: Record, gate: Gate) -> str:
     """Return the reason why there is no certificate."""
     doubts = serious_doubts(record, gate)
     return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
 
 
-def games_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[ChartFigure] | None:
-    """Return the games, the one that names most first; None if the audit has none."""
+def games_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:
+    """Return a table of the games, the one that names most first, and charts of the first; None if there are none.
+
+    `remarks` are messages on which no game was played, and the reason.
+    """
     game_records = [record for record in records if record.kind == "game" and record.status == "done"]
     if not game_records:
         return None
@@ -192,7 +169,7 @@ def games_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSec
         for record in game_records
         if record.game is None
     ]
-    return EvidenceSection(PageTable(columns, rows) if rows else None, figures, by_text(unplayed))
+    return {"table": PageTable(columns, rows) if rows else None, "details": figures, "remarks": by_text(unplayed)}
 
 
 def sentence(game: Game) -> str:
@@ -222,19 +199,13 @@ def game_facts(game: Game) -> list[list[TableCell | str]]:
 
 
 def _game_row(record: Record, game: Game, gate: Gate, names: Names) -> list[TableCell | str]:
-    exposed = gate.exposes(record)
+    exposed, rate = gate.exposes(record), game.control_top1
     return [
         TableCell(message_name(record, names), badge="exposed" if exposed else "", tone="leak"),
         TableCell(f"{round(game.top1 * game.records)} of {game.records}", note=_limits(game.low, game.high)),
-        _control(game),
+        TableCell("none" if rate is None else percent(rate), note=_limits(game.control_low, game.control_high)),
         f"{game.candidates:,}",
     ]
-
-
-def _control(game: Game) -> TableCell:
-    if game.control_top1 is None:
-        return TableCell("none")
-    return TableCell(percent(game.control_top1), note=_limits(game.control_low, game.control_high))
 
 
 def _limits(low: float | None, high: float | None) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
@@ -24,7 +24,7 @@ from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
 from fedglass.verdict.records import Picture, Record, grouped
 from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read_summary, scales_of
-from fedglass.verdict.texts import Flag, count, percent
+from fedglass.verdict.texts import count, percent
 
 LONGEST_PLAN = 2**20
 
@@ -86,19 +86,6 @@ def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str
 
 WORST = 12
 FILM = "steps of the refinement"
-
-
-@dataclass(frozen=True)
-class CaseDetails:
-    """One record as the page shows it in full."""
-
-    record: Record
-    view: str
-    score: str
-    tone: str
-    flags: Sequence[Flag]
-    pairs: Sequence[Pair]
-    facts: PageTable
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
@@ -238,7 +225,7 @@ def _guess(case: ScoredImage, gate: Gate) -> list[str]:
 
 def _all_evidence(
     records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names
-) -> list[CaseDetails]:
+) -> list[dict[str, Any]]:
     """Return every record in full, the one with the most leaked image first, those without a score last."""
     cases = grouped(rank(records, gate), lambda case: case.key)
     order = {key: place for place, key in enumerate(cases)}
@@ -251,9 +238,9 @@ def _all_evidence(
             _pair(c, picture, gate, scales, album, [f"image {c.image}", *([c.owner] if c.owner else [])])
             for c, picture in shown
         ]
-        labels, facts = flags_of(record, gate), _record_facts(record)
-        pairs = pairs or _unscored(record, album)
-        evidence.append(CaseDetails(record, message_name(record, names), score, tone, labels, pairs, facts))
+        case = {"record": record, "view": message_name(record, names), "score": score, "tone": tone}
+        case |= {"flags": flags_of(record, gate), "facts": _record_facts(record)}
+        evidence.append({**case, "pairs": pairs or _unscored(record, album)})
     return evidence
 
 

@@ -128,7 +128,6 @@ class PageTable:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[TableCell | str]]
-    caption: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -94,52 +94,30 @@ MOST_ROUNDS = 12
 """Rounds that the page describes one by one."""
 
 
-@dataclass(frozen=True)
-class Adversary:
-    """One standpoint, drawn and described."""
+def threat_section(records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return the threat model of the records for the page.
 
-    who: str
-    sees: str
-    scene: Markup | None
-    views: Sequence[str]
-    lines: Sequence[str]
-    """Who could do this, and how many images are in the message."""
-
-
-@dataclass(frozen=True)
-class ThreatSection:
-    """The threat model as the page shows it."""
-
-    adversaries: Sequence[Adversary]
-    attacks: Sequence[str]
-    common: PageTable
-    """Facts that all adversaries know."""
-    differences: PageTable | None
-    """Facts that only some of them know."""
-    defences: Sequence[tuple[str, Sequence[str]]]
-    """The defences of the messages, with the views that have them where views differ."""
-    rounds: Sequence[str]
-    """The updates that the aggregation rule accepted, and what poisoners did."""
-
-
-def threat_section(records: Sequence[Record], names: Names) -> ThreatSection:
-    """Return the threat model of the records for the page."""
+    `common` are the facts that all adversaries know, `differences` those that only some know. `defences` come with the
+    views that have them where views differ. `rounds` says which updates the aggregation rule accepted, and what
+    poisoners did.
+    """
     model = ThreatModel([Sight.of(record) for record in records])
-    return ThreatSection(
-        adversaries=[_adversary(standpoint, records, names) for standpoint in model.standpoints],
-        attacks=model.attacks,
-        common=PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
-        differences=_differences(model, names),
-        defences=_defences(records, names),
-        rounds=_rounds(records),
-    )
+    return {
+        "adversaries": [_adversary(standpoint, records, names) for standpoint in model.standpoints],
+        "attacks": model.attacks,
+        "common": PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
+        "differences": _differences(model, names),
+        "defences": _defences(records, names),
+        "rounds": _rounds(records),
+    }
 
 
-def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> Adversary:
+def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return one standpoint, drawn and described: who could do this, and how many images are in the message."""
     group = [r for r in records if (r.standpoint if r.standpoint in STANDPOINTS else "") == standpoint]
     who, sees = STANDPOINTS.get(standpoint, UNNAMED)
-    views = some([names[record.view] for record in group])
-    return Adversary(who, sees, drawing(standpoint, f"{who} {sees}"), views, _crowd(standpoint, group))
+    scene, views = drawing(standpoint, f"{who} {sees}"), some([names[record.view] for record in group])
+    return {"who": who, "sees": sees, "scene": scene, "views": views, "lines": _crowd(standpoint, group)}
 
 
 def _crowd(standpoint: str, records: Sequence[Record]) -> list[str]:
