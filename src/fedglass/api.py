@@ -12,8 +12,7 @@ from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play_case
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Source
+from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.execution.executor import Executor

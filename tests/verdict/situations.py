@@ -25,8 +25,7 @@ from fedglass.attack.terms.layers import GrowingCosine, Ramp
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Source
+from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of

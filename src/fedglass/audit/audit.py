@@ -25,7 +25,8 @@ from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import PendingTarget, Section, Source, Target
+from fedglass.audit.simulated import Source
+from fedglass.audit.target import PendingTarget, Section, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic

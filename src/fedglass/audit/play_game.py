@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -99,18 +99,17 @@ def _replayed(claim: Claim, seed: int) -> Counterfactual:
 
 def _stored(result: GameResult, messages: int) -> Game:
     """Return the figures that a record keeps."""
-    figures = {name: value for name, value in asdict(result).items() if name in Game.model_fields}
+    figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
     return Game.model_validate({**figures, "messages": messages})
 
 
 def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:
-    doubt_by_name = {
-        "few_candidates": doubt(DoubtKind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH_CANDIDATES),
-        "other_domain": doubt(DoubtKind.OTHER_DOMAIN),
-        "no_control": doubt(DoubtKind.NO_CONTROL, why="" if claim.honest else DISHONEST),
-        "low_power": doubt(DoubtKind.LOW_POWER, public=result.public),
+    details: dict[str, dict[str, Any]] = {
+        "few_candidates": {"found": result.candidates, "least": ENOUGH_CANDIDATES},
+        "no_control": {"why": "" if claim.honest else DISHONEST},
+        "low_power": {"public": result.public},
     }
-    return [doubt_by_name[name] for name in result.doubts if name in doubt_by_name]
+    return [doubt(DoubtKind(name), **details.get(name, {})) for name in result.doubts]
 
 
 def _finding(*doubts: Doubt, **fields: Any) -> ProbeResult:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from fedglass.audit.knowledge import adversary_sections, sights_of
+from fedglass.audit.knowledge import adversary_sections
 from fedglass.audit.public import Public
 from fedglass.audit.target import (
     RoundProgress,
@@ -223,7 +223,10 @@ class Recorded:
         lines = [f"A {type(model).__name__} of {size:,} parameters.", truth, *self._personalised()]
         lines += list(self._untrained())
         more = [] if self.public is None else [self.public.sentence]
-        sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        sections = [
+            Section(f"Recording{named}", lines),
+            *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
+        ]
         return [*sections, Section("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 
     def _personalised(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import torch
 
-from fedglass.audit.knowledge import adversary_sections, describe_training, sights_of
+from fedglass.audit.knowledge import adversary_sections, describe_training
 from fedglass.audit.protection import defences_of, describe_protection, merge_by_client, rehearse_defences, undefended
 from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.recorded import Recorded
@@ -66,6 +66,7 @@ class Simulated:
         return self.federation.shape
 
     def identity(self) -> str:
+        """Return a hash of everything that decides the messages."""
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
         public = [] if self.public is None or not self.public.identity else [self.public.identity]
@@ -85,6 +86,7 @@ class Simulated:
     def targets(
         self, progress: RoundProgress, answers: TrainClients = train_sequentially
     ) -> Sequence[Target | PendingTarget]:
+        """Return the targets in the order of `infos`; `answers` trains the clients."""
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
         then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
@@ -144,6 +146,7 @@ class Simulated:
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
     def rehearse(self) -> Sequence[ViewResult]:
+        """Refuse what could only fail after the training; return what will be seen, except its entries."""
         return self._rehearsed
 
     @cached_property
@@ -177,6 +180,7 @@ class Simulated:
         return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}
 
     def threat(self) -> list[Section]:
+        """Return the source as sentences of the threat model."""
         f, named = self.federation, f" {self.name!r}" if self.name else ""
         counts = sorted({len(c.labels) for c in f.clients})
         examples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -192,7 +196,14 @@ class Simulated:
             *f.terms.behaviours,
         ]
         more = [] if self.public is None else [self.public.sentence]
-        return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        return [
+            Section(f"Federation{named}", lines),
+            *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
+        ]
+
+
+Source = Simulated | Recorded
+"""Something that yields targets."""
 
 
 def _trainings(federation: Federation) -> dict[str, Training]:

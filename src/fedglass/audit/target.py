@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,7 +16,6 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
@@ -24,7 +23,6 @@ from fedglass.federation.views import (
     COUNTED,
     AggregateView,
     HasLabel,
-    Knows,
     Naming,
     ServerView,
     Together,
@@ -178,41 +176,6 @@ class Section:
 
     title: str
     lines: Sequence[str]
-
-
-class Source(Protocol):
-    """Something that yields targets."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def knows(self) -> Knows: ...
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of one image."""
-        ...
-
-    def identity(self) -> str:
-        """Return a hash of everything that decides the messages."""
-        ...
-
-    def infos(self) -> Sequence[TargetInfo]: ...
-
-    def threat(self) -> list[Section]:
-        """Return the source as sentences of the threat model."""
-        ...
-
-    def rehearse(self) -> Sequence[ViewResult]:
-        """Refuse what could only fail after the training; return what will be seen, except its entries."""
-        ...
-
-    def targets(
-        self, progress: RoundProgress, answers: TrainClients = train_sequentially
-    ) -> Sequence[Target | PendingTarget]:
-        """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
-        ...
 
 
 def target_infos(

@@ -14,8 +14,8 @@ from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Effort, Job, rehearse
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Section, Source
+from fedglass.audit.simulated import Simulated, Source
+from fedglass.audit.target import Section
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.facts import Fact
 from fedglass.core.foreign import no_code

@@ -158,6 +158,11 @@ def anchor(kind: str) -> str:
     return f"doubt-{kind.replace('_', '-')}"
 
 
+def term_anchor(name: str) -> str:
+    """Return the address of a term in the page's glossary."""
+    return f"term-{name.lower().replace(' ', '-')}"
+
+
 def unbroken(text: str) -> str:
     """Return a text with no line break between a number and its unit.
 
@@ -178,7 +183,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters.update(unbroken=unbroken, tone=tone, anchor=anchor)
+    templates.filters.update(unbroken=unbroken, tone=tone, anchor=anchor, term_anchor=term_anchor)
     return templates
 
 
