@@ -80,25 +80,17 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
         for observation in different.values():
             for name, attack in attacks.items():
                 with as_usage_error(f"attack {name!r}"):
-                    _check_dealt(source, attack)
-                    _try_attack(attack, observation)
-
-
-def _check_dealt(source: Source, attack: AnyAttack) -> None:
-    """Refuse attacks that simulate clients of unknown sizes: they never guess them."""
-    if isinstance(source, Recorded) and source.sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
-        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+                    # Attacks that simulate clients never guess their sizes.
+                    sizes_assumed = isinstance(source, Recorded) and source.sizes_assumed
+                    if sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
+                        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+                    attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
 
 
 def _attack_facts(observation: Observation) -> tuple[object, ...]:
     """Return the facts that an attack's refusal may depend on."""
     knows = observation.knows
     return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
-
-
-def _try_attack(attack: AnyAttack, observation: Observation) -> None:
-    """Let the attack check the observation, with the oracle facts that it will be given."""
-    attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
 
 
 CPU = torch.device("cpu")
@@ -177,17 +169,14 @@ class Job:
                 f"gate.metric is {self.gate.metric!r}, which is not among the metrics "
                 f"({', '.join(self.metrics)}): add it to metrics.names or gate on one of them."
             )
-        self._check_oracles()
-        titles = [source.name for source in self.sources]
-        if len(set(titles)) != len(titles):
-            raise UsageError(f"Federations need different names, got {titles}.")
-
-    def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
             needed = map(Fact, oracle_facts(attack))
             missing = [fact for fact in needed if not all(source.knows.grants(fact) for source in self.sources)]
             if missing:
                 raise refusal(f"attack {name!r}", missing)
+        titles = [source.name for source in self.sources]
+        if len(set(titles)) != len(titles):
+            raise UsageError(f"Federations need different names, got {titles}.")
 
     @cached_property
     def probes(self) -> dict[str, MessageProbe]:
@@ -339,7 +328,8 @@ def _judgement(job: Job) -> list[str]:
     if gate.trust_declared:
         lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
     lines.append(f"Metrics: {', '.join(job.metrics)}.")
-    return lines + [f"{name} is left out: {why}" for name, why in _left_out(job).items()]
+    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
+    return lines + [f"{name} is left out: {why}" for name, why in reasons.items() if why is not None]
 
 
 def _cost(job: Job) -> str:
@@ -350,8 +340,3 @@ def _cost(job: Job) -> str:
     minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
     limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
     return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
-
-
-def _left_out(job: Job) -> dict[str, str]:
-    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
-    return {name: why for name, why in reasons.items() if why is not None}

@@ -203,12 +203,15 @@ def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
         return Certificate(method="record", accounting="laplacian", success=success, rounds=rounds)
+    accounting = "composed_gaussian" if bound.steps else "identical" if bound.identical else "gaussian"
+    if bound.samples is not None:
+        accounting = "poisson_not_counted"
     more = [] if bound.per_round is None else [bound.per_round] * further
     mus = [combine_mu([mu, *more]) for mu in bound.mu]
     worst = max(mus)
     return Certificate(
         method="accountant" if bound.steps else "record",
-        accounting=_accounting(bound),
+        accounting=accounting,
         success=[gdp_success(BASE_RATE, mu) for mu in mus],
         mu=mus,
         rounds=rounds,
@@ -217,14 +220,6 @@ def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
         delta=DELTA,
         client_mu=None if bound.client_mu is None else combine_mu([bound.client_mu, *more]),
     )
-
-
-def _accounting(bound: MessageBound) -> str:
-    if bound.samples is not None:
-        return "poisson_not_counted"
-    if bound.steps:
-        return "composed_gaussian"
-    return "identical" if bound.identical else "gaussian"
 
 
 def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:

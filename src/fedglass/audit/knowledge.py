@@ -92,15 +92,11 @@ def describe_learned(attack: object) -> str:
 def _clients(knows: Knowledge) -> str:
     if not knows.counted:
         return UNKNOWN
-    return "one" if knows.clients == 1 else f"{knows.clients}, combined in the message{_each(knows)}"
-
-
-def _each(knows: Knowledge) -> str:
-    """Return the number of examples of each of several clients, where it is known."""
-    if knows.sizes is None:
-        return ""
-    low, high = min(knows.sizes), max(knows.sizes)
-    return f", of {low} examples each" if low == high else f", of {low} to {high} examples each"
+    if knows.clients == 1:
+        return "one"
+    sizes = [str(size) for size in sorted({min(knows.sizes), max(knows.sizes)})] if knows.sizes else []
+    each = f", of {' to '.join(sizes)} examples each" if sizes else ""
+    return f"{knows.clients}, combined in the message{each}"
 
 
 def describe_training(training: Training) -> str:

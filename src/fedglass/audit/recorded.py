@@ -156,7 +156,9 @@ class Recorded:
         claim = claim_of(self.transcript, index, result, self.truths, self.defences)
         if claim is not None:
             # A defence that depends on the round counts from 0, as in a simulation.
-            claim = replace(claim, honest=self._honest(participants), round=index - self.first_round)
+            dishonest = any(p.name in self.dishonest for p in participants)
+            honest = not dishonest if self.simulated else not self.transcript.terms.behaviours
+            claim = replace(claim, honest=honest, round=index - self.first_round)
         pool = self._pool(participants)
         return replace(
             target,
@@ -187,12 +189,6 @@ class Recorded:
         contradictions = _entries(self.contradictions, index, ("", *result.clients))
         if contradictions:
             yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
-
-    def _honest(self, participants: Sequence[Participant]) -> bool:
-        """Return whether every client behind the message did what is claimed."""
-        if self.simulated:
-            return not any(p.name in self.dishonest for p in participants)
-        return not self.transcript.terms.behaviours
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""

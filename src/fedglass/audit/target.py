@@ -17,7 +17,7 @@ from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import (
     COUNTED,
@@ -243,6 +243,12 @@ def further_rounds(
 def target_of(transcript: Transcript, view: View, view_result: ViewResult, truths: Truths | None) -> Target:
     """Return the target of what one view saw of a transcript, simulated or recorded."""
     round_, terms = transcript.rounds[view.rounds()[-1]], transcript.terms
+    come_back = [
+        f"Round {view.rounds()[-1] + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back "
+        "after rejections."
+        for p in round_.participants
+        if p.known_as
+    ]
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.clients}
     return Target(
         view_result.observation,
@@ -252,17 +258,8 @@ def target_of(transcript: Transcript, view: View, view_result: ViewResult, truth
         contributors=view_result.clients,
         participants=tuple(p.name for p in round_.participants),
         accepted=round_.accepted,
-        behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
+        behaviours=(*terms.behaviours, *come_back),
     )
-
-
-def _come_back(round_: Round, index: int) -> list[str]:
-    """Name the clients that the server knew under a new name in that round."""
-    return [
-        f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
-        for p in round_.participants
-        if p.known_as
-    ]
 
 
 def _batch_statistics(view_result: ViewResult, participants: Sequence[Participant]) -> bool:

@@ -87,7 +87,18 @@ def claim(directory: Path, digest: str) -> None:
     """Make this plan the owner of the directory; refuse one of another plan, or one that cannot be written."""
     try:
         make_folder(directory)
-        _check_owner(directory, digest)
+        owner = claimed_digest(directory)
+        if owner is None and (directory / RECORDS).exists():
+            raise UsageError(
+                f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so the plan of these records is "
+                "unknown: choose another directory with -o, or move them away."
+            )
+        if owner is not None and owner != digest:
+            raise UsageError(
+                f"The output directory {directory} holds another plan's records, or this one's by another version of "
+                f"fedglass (plan digest {owner[:12]}, this plan is {digest[:12]}): choose another directory with -o, "
+                "or delete it to start over."
+            )
         # Written even if it is already ours: this tests that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
     except OSError as error:
@@ -140,21 +151,6 @@ def version_in(line: bytes) -> object:
     except (ValueError, RecursionError):
         return None
     return content.get("schema_version") if isinstance(content, dict) else None
-
-
-def _check_owner(directory: Path, digest: str) -> None:
-    held = claimed_digest(directory)
-    if held is None and (directory / RECORDS).exists():
-        raise UsageError(
-            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so the plan of these records is "
-            "unknown: choose another directory with -o, or move them away."
-        )
-    if held is not None and held != digest:
-        raise UsageError(
-            f"The output directory {directory} holds another plan's records, or this one's by another version of "
-            f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
-            "delete it to start over."
-        )
 
 
 def _write_all(fd: int, line: bytes) -> None:

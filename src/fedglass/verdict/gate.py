@@ -108,9 +108,6 @@ class Gate:
         side = "above" if self.scale.higher_leaks else "below"
         return f"{self.scale.title} {side} {self.scale.measure(f'{self.threshold:g}')}"
 
-    def recovered(self, value: float) -> bool:
-        return self.scale.beyond(value, self.threshold)
-
     def scores(self, record: Record) -> list[float | None]:
         """Return the score by which each image of a record is judged."""
         return ImageScores.of(record).values(self.metric, self.scale)
