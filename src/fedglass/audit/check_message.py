@@ -99,7 +99,7 @@ def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Dou
     """Yield the doubts whether one recorded message is as claimed."""
     claim, explained = target.claim, False
     reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is DoubtKind.NOT_AS_DECLARED]
-    if claim is None or not claim.has_truth:
+    if claim is None or any(client.truth is None for client in claim.clients):
         if target.truth is not None:
             yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
     elif not claim.honest or not claim.combined_by_mean:

@@ -89,7 +89,7 @@ class Simulated:
         """Return the targets in the order of `infos`; `answers` trains the clients."""
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
-        then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
+        several = len(self._seen_rounds()) > 1
         recorded = self.recorded(transcript)
 
         def target(view: View) -> Target | PendingTarget:
@@ -97,7 +97,8 @@ class Simulated:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return partial(missing_target, str(error))
-            return replace(single, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
+            then = {AFTER_ROUND: self._accuracy(transcript.rounds[view.rounds()[-1]])} if several and self.test else {}
+            return replace(single, utility={**utility, **then}, swept=self.swept)
 
         return [target(view) for view in self.views]
 
@@ -164,20 +165,17 @@ class Simulated:
         """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
-        federation = self.federation
-        utility = {"test accuracy": accuracy(model_after(federation.model, last), federation.whitening, self.test)}
-        if any(map(defences_of, federation.clients)):
-            bare = replace(federation, clients=[undefended(client) for client in federation.clients])
+        utility = {"test accuracy": self._accuracy(last)}
+        if any(map(defences_of, self.federation.clients)):
+            bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
             *_, last = bare.play(self.rounds, progress, answers)
-            utility["test accuracy, undefended"] = accuracy(model_after(bare.model, last), bare.whitening, self.test)
+            utility["test accuracy, undefended"] = self._accuracy(last)
         return utility
 
-    def _utility_after(self, round_: Round) -> dict[str, float]:
-        """Return the accuracy of the model after a round, where the views see several rounds."""
-        if self.test is None or len(self._seen_rounds()) < 2:
-            return {}
-        federation = self.federation
-        return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}
+    def _accuracy(self, round_: Round) -> float:
+        """Return the accuracy of the model after a round on the test examples."""
+        assert self.test is not None, "asked before"
+        return accuracy(model_after(self.federation.model, round_), self.federation.whitening, self.test)
 
     def threat(self) -> list[Section]:
         """Return the source as sentences of the threat model."""

@@ -28,6 +28,7 @@ from fedglass.audit.play import OutOfTime
 from fedglass.audit.play_attack import isolate, oracle_facts
 from fedglass.audit.target import Target
 from fedglass.checks.claim import Claim
+from fedglass.checks.distances import flat
 from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise
 from fedglass.checks.replay import exact_replay, has_fixed_order, message_of, too_long
 from fedglass.checks.residual import refutations
@@ -196,16 +197,13 @@ def membership_rank(request: CheckRequest, decoys: int, clock: Clock) -> float:
     claim = request.claim
     plain = claim.protected_by(request.protected.noiseless)
     (client,) = plain.clients
-    messages = [_flat_message(plain)]
+    messages = [flat(message_of(plain, 0))]
     for images in decoys_of(request.out, decoys, request.seed):
         clock.check()
-        messages.append(_flat_message(replace(plain, clients=(client.with_examples(images, client.labels),))))
-    sent = torch.cat([claim.update[name].double().flatten() for name in claim.before])
+        decoy = replace(plain, clients=(client.with_examples(images, client.labels),))
+        messages.append(flat(message_of(decoy, 0)))
+    sent = flat([claim.update[name] for name in claim.before])
     return rank_of_first(sent, torch.stack(messages))
-
-
-def _flat_message(claim: Claim) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in message_of(claim, 0)])
 
 
 def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:

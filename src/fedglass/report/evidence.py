@@ -63,7 +63,12 @@ def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> dict
         }
         for record, certificate in certified[:CHARTS]
     ]
-    why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
+    unchecked = UNCHECKED.format(messages="this message")
+    why = [
+        (next((flag(doubt).text for doubt in serious_doubts(record, gate)), unchecked), message_name(record, names))
+        for record in checked
+        if record.certificate is None
+    ]
     return {"table": PageTable(columns, rows) if rows else None, "details": details, "remarks": by_text(why)}
 
 
@@ -74,13 +79,17 @@ def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
     clients = None if certificate.client_mu is None else percent(gdp_success(BASE_RATE, certificate.client_mu))
     psnr = certificate.expected_psnr
     advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
+    epsilon, delta = certificate.epsilon, certificate.delta
+    by_epsilon = None
+    if epsilon is not None and delta is not None:
+        by_epsilon = percent(eps_delta_success(BASE_RATE, epsilon, delta))
     rows = {
         "success in naming a record": f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})",
         "single records": f"worst {percent(worst)}, median {percent(middle)}, of {len(certificate.success)}",
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
-        "epsilon": _epsilon(certificate),
-        "bound by epsilon alone": _by_epsilon(certificate),
+        "epsilon": None if epsilon is None else f"{epsilon:.3g}{'' if delta is None else f' at delta {delta:g}'}",
+        "bound by epsilon alone": by_epsilon and f"success at most {by_epsilon}; a weaker bound for the same noise",
         "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
         "simulated best adversary": f"{', '.join(adversary)} candidates; for information only" if adversary else None,
         "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
@@ -99,29 +108,19 @@ def _rounds(certificate: Certificate) -> str:
     return f"{held}; at the planned {planned} it is {percent(later)}"
 
 
-def _epsilon(certificate: Certificate) -> str | None:
-    if certificate.epsilon is None:
-        return None
-    return f"{certificate.epsilon:.3g}" + ("" if certificate.delta is None else f" at delta {certificate.delta:g}")
-
-
-def _by_epsilon(certificate: Certificate) -> str | None:
-    """Describe the bound of (epsilon, delta) alone, which is much weaker."""
-    if certificate.epsilon is None or certificate.delta is None:
-        return None
-    success = eps_delta_success(BASE_RATE, certificate.epsilon, certificate.delta)
-    return f"success at most {percent(success)}; a weaker bound for the same noise"
-
-
 def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[TableCell | str]:
     flags = [flag(doubt) for doubt in serious_doubts(record, gate)]
+    planned, later = certificate.planned, certificate.success_planned
     badge, colour = (flags[0].name, tone(flags[0].severity)) if flags else ("certified", "clear")
     return [
         TableCell(message_name(record, names), badge=badge, tone=colour),
         TableCell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
-        TableCell(str(certificate.rounds), note=_planned(certificate)),
+        TableCell(
+            str(certificate.rounds),
+            note="" if planned is None else f"{planned} planned: {'not bounded' if later is None else percent(later)}",
+        ),
         TableCell(
             "n/a" if certificate.epsilon is None else f"{certificate.epsilon:.3g}",
             note="" if certificate.delta is None else f"delta {certificate.delta:g}",
@@ -136,19 +135,6 @@ def _bound_note(certificate: Certificate) -> str:
         size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
         notes.append(f"simulated adversary {percent(rate)} among {int(size):,}")
     return "; ".join(notes)
-
-
-def _planned(certificate: Certificate) -> str:
-    if certificate.planned is None:
-        return ""
-    later = certificate.success_planned
-    return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
-
-
-def _why(record: Record, gate: Gate) -> str:
-    """Return the reason why there is no certificate."""
-    doubts = serious_doubts(record, gate)
-    return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
 
 
 def games_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:

@@ -195,6 +195,7 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
     raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
+    blind, guess = case.blind.get(gate.metric), case.blind_guess.get(gate.metric, "")
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
@@ -202,7 +203,7 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
         lines=[
             *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
             *([f"judged: {case.judged}"] if case.judged else []),
-            *_guess(case, gate),
+            *([] if blind is None else [f"without the message: {gate.scale.show(blind)}{guess and f' ({guess})'}"]),
             *([read_exactly(case)] if case.method else []),
             *lines,
             *label,
@@ -213,14 +214,6 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
         film=None if picture.film is None else album.inline(picture.film, FILM),
         film_caption=picture.film_caption,
     )
-
-
-def _guess(case: ScoredImage, gate: Gate) -> list[str]:
-    """Describe the best guess without the message by the gate's metric."""
-    value, name = case.blind.get(gate.metric), case.blind_guess.get(gate.metric)
-    if value is None:
-        return []
-    return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
 
 
 def _all_evidence(

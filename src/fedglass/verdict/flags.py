@@ -59,15 +59,16 @@ def with_refutations(records: Sequence[Record]) -> list[Record]:
     for record in records:
         if record.game is not None:
             games.setdefault(record.message, []).append(record.game)
-    return [_compared(record, games.get(record.message, [])) for record in records]
-
-
-def _compared(record: Record, games: Sequence[Game]) -> Record:
-    is_refuted = any(stored.kind is DoubtKind.CERTIFICATE_REFUTED for stored in record.doubts)
-    if record.certificate is None or not record.certificate.success or is_refuted:
-        return record
-    refutations = [new for game in games if (new := _refutation(record.certificate, game)) is not None]
-    return record.model_copy(update={"doubts": [*record.doubts, *refutations[:1]]})
+    compared = []
+    for record in records:
+        certificate = record.certificate
+        is_refuted = any(stored.kind is DoubtKind.CERTIFICATE_REFUTED for stored in record.doubts)
+        if certificate is not None and certificate.success and not is_refuted:
+            refutations = [_refutation(certificate, game) for game in games.get(record.message, [])]
+            new = [refutation for refutation in refutations if refutation is not None][:1]
+            record = record.model_copy(update={"doubts": [*record.doubts, *new]})
+        compared.append(record)
+    return compared
 
 
 def _refutation(certificate: Certificate, game: Game) -> Doubt | None:

@@ -109,23 +109,19 @@ class _Evidence:
     def uncertified(self) -> set[Message]:
         """The messages without a bound on what they reveal."""
         certified = {record.message for record in self.certificates if record.certificate is not None}
-        doubted = {record.message for record in self.certificates if self._doubted(record)}
+        # One that is only too weak still bounds the success.
+        doubted = {
+            record.message
+            for record in self.certificates
+            if record.certificate is None
+            or any(doubt.kind is not DoubtKind.WEAK_CERTIFICATE for doubt in serious_doubts(record, self.gate))
+        }
         return self.messages - (certified - doubted)
-
-    def _doubted(self, record: Record) -> bool:
-        """Return whether a certificate is missing or unreliable; one that is only too weak still bounds the success."""
-        serious = [doubt.kind for doubt in serious_doubts(record, self.gate)]
-        return record.certificate is None or serious not in ([], [DoubtKind.WEAK_CERTIFICATE])
-
-    @property
-    def worst_game(self) -> Game | None:
-        """The game that names most, among those with a control and candidates of the same kind."""
-        games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
-        return max(games, key=lambda game: game.low, default=None)
 
     def verdict(self, state: State, exit_code: ExitCode, lead: str, caveat: str = "", step: str = "") -> Verdict:
         """Return a verdict with the interval of these records."""
-        game = self.worst_game
+        games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
+        game = max(games, key=lambda game: game.low, default=None)
         at_most = None if self.uncertified else max(map(self.gate.allowed, self.certificates), default=None)
         return Verdict(
             state=state,
