@@ -54,7 +54,9 @@ class PlayGame:
             result = self._play(target, target.claim, target.pool, seed)
         except UsageError as error:
             return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=str(error)))
-        return _finding(*_doubts(result, target.claim), game=_stored(result, self.messages))
+        figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
+        game = Game.model_validate({**figures, "messages": self.messages})
+        return _finding(*_doubts(result, target.claim), game=game)
 
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
@@ -95,12 +97,6 @@ def _replayed(claim: Claim, seed: int) -> Counterfactual:
         return {name: tensor.to(before.dtype) for (name, before), tensor in pairs}
 
     return counterfactual
-
-
-def _stored(result: GameResult, messages: int) -> Game:
-    """Return the figures that a record keeps."""
-    figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
-    return Game.model_validate({**figures, "messages": messages})
 
 
 def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:

@@ -89,7 +89,8 @@ class Simulated:
         """Return the targets in the order of `infos`; `answers` trains the clients."""
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
-        several = len(self._seen_rounds()) > 1
+        rounds = {view.rounds()[-1] for view in self.views} if len(self._seen_rounds()) > 1 else set()
+        then = {} if self.test is None else {index: self._accuracy(transcript.rounds[index]) for index in rounds}
         recorded = self.recorded(transcript)
 
         def target(view: View) -> Target | PendingTarget:
@@ -97,8 +98,8 @@ class Simulated:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return partial(missing_target, str(error))
-            then = {AFTER_ROUND: self._accuracy(transcript.rounds[view.rounds()[-1]])} if several and self.test else {}
-            return replace(single, utility={**utility, **then}, swept=self.swept)
+            after = {AFTER_ROUND: then[view.rounds()[-1]]} if then else {}
+            return replace(single, utility={**utility, **after}, swept=self.swept)
 
         return [target(view) for view in self.views]
 

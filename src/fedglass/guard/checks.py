@@ -134,7 +134,8 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
             run = attack.shortened(FIRST) if start == 0 else attack
             assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
             shown = shown_images(assessment.scores, assessment.shown_transformed, gate)
-            latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
+            values = [value for value in assessment.scores.values(gate.metric, gate.scale) if value is not None]
+            latest = replace(result, attack=name, shown=shown, best=gate.scale.best(values) if values else None)
             if best is None or (shown, latest.best or 0.0) > (best.shown or 0, best.best or 0.0):
                 best = latest
             best = replace(best, starts=start)
@@ -301,8 +302,3 @@ def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clo
 def shown_images(scores: ImageScores, transformed: Sequence[bool], gate: Gate) -> int:
     """Count the images that are recovered, partly recognisable or shown in another form, each once."""
     return sum(map(any, zip(gate.hits(scores), gate.partly(scores), transformed, strict=True)))
-
-
-def _best(assessment: Assessment, gate: Gate) -> float | None:
-    finite_scores = [v for v in assessment.scores.values(gate.metric, gate.scale) if v is not None]
-    return gate.scale.best(finite_scores) if finite_scores else None

@@ -230,8 +230,10 @@ class Guard:
         if static_reasons:
             return GuardReport(self.policy, static_reasons)
         out = out.without_untrained()
-        distinct_examples = min(_distinct(out), math.inf if distinct is None else distinct)
-        report = GuardReport(self.policy, examples=int(distinct_examples), norm=out.norm)
+        # One example that is repeated a hundred times is one.
+        different = len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
+        distinct_examples = different if distinct is None else min(different, distinct)
+        report = GuardReport(self.policy, examples=distinct_examples, norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
         reasons += [Reason.FEW_EXAMPLES] * (distinct_examples < self.min_examples)
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
@@ -254,11 +256,6 @@ class Guard:
         )
         examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         return replace(report, reasons=examined.reasons, examined=examined)
-
-
-def _distinct(out: Outbound) -> int:
-    """Return the number of different examples: one that is repeated a hundred times is one."""
-    return len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
 
 
 # Trainings that were observed while the client ran them: the examples need not be handed to the guard.

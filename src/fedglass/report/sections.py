@@ -6,6 +6,7 @@ Each is a plain value, computed from the records alone.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def utility_table(
     rows: list[list[TableCell | str]] = [
         [
             _name(g, names),
-            *(_plain(g.utility.get(kind)) for kind in kinds),
+            *(f"{g.utility[kind]:.3g}" if kind in g.utility else "n/a" for kind in kinds),
             _share(g),
             _mean(g, gate.metric, gate.scale),
         ]
@@ -161,10 +162,6 @@ def _energy(attack: str, view: str, records: Sequence[Record]) -> ChartFigure:
     curves = [r.trace for r in records]
     svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(iterations) if iterations else None)
     return ChartFigure(attack, svg, view)
-
-
-def _plain(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"
 
 
 def read_exactly(read: Record | ScoredImage) -> str:
@@ -251,26 +248,16 @@ def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> Page
     """Return, for each view, how many images of each client were recovered; None if the owners are unknown."""
     owned = [record for record in records if record.status == "done" and record.owners and not is_mute(record)]
     views = grouped(owned, lambda record: record.view)
-    rows = [_row(names[view], group, gate) for view, group in views.items()]
+    rows = []
+    for view, group in views.items():
+        owners = group[0].owners
+        # The images that an attack recovered in at least one repeat.
+        recovered = {i for record in group for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
+        hits, images = Counter(owners[i] for i in recovered if i < len(owners)), Counter(owners)
+        by_client = [f"{client}: {hits[client]} of {total}" for client, total in images.items()]
+        shares = f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))
+        rows.append([names[view], _reader(group[0]), *shares])
     return PageTable(["view", "who could do this", "recovered", "by client"], rows) if rows else None
-
-
-def _row(name: str, records: Sequence[Record], gate: Gate) -> list[TableCell | str]:
-    owners = records[0].owners
-    # The images that an attack recovered in at least one repeat.
-    recovered = {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
-    by_client = [_share_of(client, owners, recovered) for client in dict.fromkeys(owners)]
-    return [name, _reader(records[0]), f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))]
-
-
-def _share_of(client: str, owners: Sequence[str], recovered: set[int]) -> str:
-    """Return how many images of a client were recovered.
-
-    >>> _share_of("a", ["a", "b", "a"], {1, 2})
-    'a: 1 of 2'
-    """
-    images = [i for i, owner in enumerate(owners) if owner == client]
-    return f"{client}: {len(recovered.intersection(images))} of {len(images)}"
 
 
 def _reader(record: Record) -> str:

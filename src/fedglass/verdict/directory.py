@@ -49,10 +49,7 @@ class RecordFile:
                 _repair_tail(fd)
                 _write_all(fd, record.line())
         except OSError as error:
-            raise AuditError(
-                f"Cannot write {self.path}: {error.strerror}; make room or fix permissions, then run the "
-                "same command again: it continues where it stopped."
-            ) from error
+            raise _not_written(self.path, error) from error
 
     def read(self) -> list[Record]:
         """Return the latest record of every case, in the order in which the cases first appeared."""
@@ -317,8 +314,12 @@ def write_bytes(directory: Path, name: str, data: bytes) -> str:
         make_folder(directory)
         write_atomic(directory / name, data, within=directory)
     except OSError as error:
-        raise AuditError(
-            f"Cannot write {directory / name}: {error.strerror}; make room or fix permissions, then run the same "
-            "command again: it continues where it stopped."
-        ) from error
+        raise _not_written(directory / name, error) from error
     return name
+
+
+def _not_written(path: Path, error: OSError) -> AuditError:
+    return AuditError(
+        f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command again: it "
+        "continues where it stopped."
+    )
