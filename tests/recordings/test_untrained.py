@@ -82,7 +82,7 @@ def test_layers_that_stay_are_constants_and_the_message_is_explained(tmp_path: P
     assert set(target.observation.before) == set(dict(model.named_parameters())) - set(STEM)
     assert set(STEM) <= set(target.observation.buffers)
     assert explained(target)
-    assert any("body.0.weight" in line and "constants" in line for line in source.threat()[0].lines)
+    assert any("body.0.weight" in line and "constants" in line for line in source.threat()[0][1])
 
 
 def test_what_does_not_come_back_is_not_trained(tmp_path: Path) -> None:

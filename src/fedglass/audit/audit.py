@@ -309,8 +309,8 @@ def threat_model(job: Job) -> list[Section]:
     drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
     attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
-    sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
-    sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))
+    sections.append((f"Attacks ({len(job.cases)} cases in all{times})", attacks))
+    sections.append(("Judgement", [*_judgement(job), _cost(job)]))
     return sections
 
 

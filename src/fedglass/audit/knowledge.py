@@ -69,8 +69,8 @@ def adversary_sections(
     if len(lines) > SHOWN:
         lines = [*lines[: SHOWN - 1], f"... and {len(lines) - SHOWN + 1} more of this kind."]
     return [
-        Section(f"What the adversary sees{of}", [*sees, *lines]),
-        Section(f"What it knows apart from the message{of}", [*knows, *more]),
+        (f"What the adversary sees{of}", [*sees, *lines]),
+        (f"What it knows apart from the message{of}", [*knows, *more]),
     ]
 
 

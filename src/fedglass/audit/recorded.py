@@ -220,10 +220,10 @@ class Recorded:
         lines += list(self._untrained())
         more = [] if self.public is None else [self.public.sentence]
         sections = [
-            Section(f"Recording{named}", lines),
+            (f"Recording{named}", lines),
             *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
         ]
-        return [*sections, Section("Contradictions", self.contradiction_texts())] if self.contradictions else sections
+        return [*sections, ("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 
     def _personalised(self) -> Iterator[str]:
         """Say which clients were sent a model of their own."""

@@ -196,7 +196,7 @@ class Simulated:
         ]
         more = [] if self.public is None else [self.public.sentence]
         return [
-            Section(f"Federation{named}", lines),
+            (f"Federation{named}", lines),
             *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
         ]
 

@@ -102,7 +102,10 @@ def coverage_doubts(
     model's arrays. A network may put anything into buffers of its own, which no attack reads.
     """
     observation = view_result.observation
-    if _batch_statistics(view_result, participants):
+    # BatchNorm trained with the statistics of its batches: as declared, or because they moved.
+    declared = any(p.training is not None and p.training.batch_norm is BatchNorm.BATCH for p in participants)
+    normalises = any(isinstance(layer, _BatchNorm) for layer in observation.model.modules())
+    if (declared and normalises) or Fact.STATISTICS in observation.facts:
         yield doubt(DoubtKind.STATISTICS_SENT)
     if unaudited_clients:
         yield doubt(DoubtKind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
@@ -170,12 +173,8 @@ class TargetInfo:
         return {**names, "round": self.round, **joint}
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading of the threat model and its sentences."""
-
-    title: str
-    lines: Sequence[str]
+Section = tuple[str, Sequence[str]]
+"""A heading of the threat model and its sentences."""
 
 
 def target_infos(
@@ -260,11 +259,3 @@ def target_of(transcript: Transcript, view: View, view_result: ViewResult, truth
         accepted=round_.accepted,
         behaviours=(*terms.behaviours, *come_back),
     )
-
-
-def _batch_statistics(view_result: ViewResult, participants: Sequence[Participant]) -> bool:
-    """Return whether BatchNorm trained with the statistics of its batches: as declared, or because they moved."""
-    trainings = [p.training for p in participants if p.training is not None]
-    used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
-    normalises = any(isinstance(layer, _BatchNorm) for layer in view_result.observation.model.modules())
-    return (used and normalises) or Fact.STATISTICS in view_result.observation.facts

@@ -122,7 +122,7 @@ def check_without_code(plan: Plan, folder: Path) -> list[Section]:
             parts["Judgement"] = [f"An image counts as recovered with {gate.rule}."]
         rehearse(sources, attacks)
         sections = [section for source in sources for section in source.threat()]
-    return [*sections, *(Section(title, texts) for title, texts in parts.items() if texts)]
+    return [*sections, *((title, texts) for title, texts in parts.items() if texts)]
 
 
 def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:
