@@ -13,7 +13,7 @@ from dataclasses import replace
 from fedglass.core.scale import Scale
 from fedglass.core.text import Note, some
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
-from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
+from fedglass.verdict.gate import Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.texts import TABLE, Flag
@@ -24,6 +24,8 @@ CLEARLY = 0.1
 """A search has failed if the energy of the true data is lower by more than this share."""
 DISTINCT = 0.01
 """An attack is blind unless the energy of the true data is lower than that of a grey image by more than this share."""
+RARE = 1e-3
+"""The level of the test whether a game refutes a certificate."""
 NOT_FINITE = "not finite"
 ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
 DECLARED = (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NO_TRUTH, DoubtKind.NOT_REPLAYED)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
+from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Record, grouped
@@ -17,16 +18,8 @@ from fedglass.verdict.records import BASE_RATE, Record, grouped
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
 MUTE = (DoubtKind.ZERO_UPDATE, DoubtKind.NON_FINITE_UPDATE)
 """Doubts of a case without a message that could be attacked."""
-FEW = 8
-"""Below so many records a rate has no useful interval, and the ranks of single records decide."""
-LEAST = 200
-"""Below so many candidates a rate says little: among 20, one guess in 20 is right."""
-LEVEL = 0.05
-"""The chance of a false EXPOSED over all messages of an audit."""
 GUESSED, FEWEST = 0.05, 20
 """A threshold is too low if a guess passes it for more than this share of at least so many public images."""
-RARE = 1e-3
-"""The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +146,13 @@ class Gate:
         game = record.game
         if game is None or not game.same_source or not game.control or game.control_high is None:
             return False
-        if game.records >= FEW:
-            return game.candidates >= LEAST and game.low > max(self.max_singling_out, game.control_high)
-        named, records = sum(p <= RARE for p in game.rank_p), len(game.rank_p)
-        chances = (math.comb(records, k) * RARE**k * (1 - RARE) ** (records - k) for k in range(named, records + 1))
-        rare = named > 0 and sum(chances) <= LEVEL / game.messages
-        return rare and min(game.control_rank_p, default=0.0) > RARE
+        if game.records >= FEW_RECORDS:
+            return game.candidates >= ENOUGH_CANDIDATES and game.low > max(self.max_singling_out, game.control_high)
+        rare, records = RARE_RANK, len(game.rank_p)
+        named = sum(p <= rare for p in game.rank_p)
+        chances = (math.comb(records, k) * rare**k * (1 - rare) ** (records - k) for k in range(named, records + 1))
+        by_chance = named == 0 or sum(chances) > GAME_LEVEL / game.messages
+        return not by_chance and min(game.control_rank_p, default=0.0) > rare
 
     def certifies(self, record: Record) -> bool:
         """Return whether a certificate bounds every audited record as the gate demands."""
