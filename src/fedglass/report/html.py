@@ -289,12 +289,6 @@ def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
-def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
-    """Return the mean of each metric over the images that have it."""
-    measured = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values)
-
-
 def _record_facts(record: Record) -> PageTable:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
@@ -312,7 +306,10 @@ def _record_facts(record: Record) -> PageTable:
     rows += [["exact method", read_exactly(record)]] if record.method else []
     rows += [] if record.certificate is None else certificate_facts(record.certificate)
     rows += [] if record.game is None else game_facts(record.game)
-    rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
+    for control, figures in record.controls.items():
+        measured = {name: [value for value in values if value is not None] for name, values in figures.items()}
+        means = [f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values]
+        rows.append([f"control: {control}", ", ".join(means)])
     if record.identity_preserved:
         preserved = f"{sum(record.identity_preserved)} of {len(record.identity_preserved)} refined images"
         rows.append(["still nearest to the same true image", preserved])

@@ -48,7 +48,13 @@ def figures_table(groups: Sequence[AttackFigures], gate: Gate, scales: Scales, n
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
     titles = [scales[m].title + (" ↑" if scales[m].higher_leaks else " ↓") for m in metrics]
     columns = [named, "cases", "recovered", *titles, "labels wrong", "time per case"]
-    return PageTable(columns, [_figures_row(group, metrics, scales, names) for group in groups])
+    rows = list[list[TableCell | str]]()
+    for g in groups:
+        cases = f"{g.cases}" + (f" ({g.failed} failed)" if g.failed else "")
+        labels = "n/a" if g.label_errors is None else f"{g.label_errors} of {g.labels}"
+        means = [_mean(g, metric, scales[metric]) for metric in metrics]
+        rows.append([_name(g, names), cases, _share(g), *means, labels, f"{g.seconds:.1f} s"])
+    return PageTable(columns, rows)
 
 
 def metric_plots(groups: Sequence[AttackFigures], gate: Gate, scales: Scales) -> list[ChartFigure]:
@@ -72,7 +78,13 @@ def energy_figures(
     order = {group.attack: place for place, group in enumerate(groups)}
     traced = sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order)))
     parts = grouped(traced, lambda record: (record.attack, record.view))
-    figures = [_energy(attack, names[view], chosen) for (attack, view), chosen in list(parts.items())[:CHARTS]]
+    figures = []
+    for (attack, view), chosen in list(parts.items())[:CHARTS]:
+        truth = [r.energy_truth for r in chosen if r.energy_truth is not None]
+        blind = [r.energy_blind for r in chosen if r.energy_blind is not None]
+        iterations = max((r.iterations for r in chosen if r.iterations is not None), default=None)
+        svg = energy_chart(f"Energy of {attack}", [r.trace for r in chosen], truth, blind, iterations)
+        figures.append(ChartFigure(attack, svg, names[view]))
     return figures, len(parts) - len(figures)
 
 
@@ -124,13 +136,6 @@ def skipped_metrics(records: Sequence[Record], scales: Scales) -> list[tuple[str
     return [(scales[name].title, why) for name, why in skipped]
 
 
-def _figures_row(group: AttackFigures, metrics: Sequence[str], scales: Scales, names: Names) -> list[TableCell | str]:
-    cases = f"{group.cases}" + (f" ({group.failed} failed)" if group.failed else "")
-    labels = "n/a" if group.label_errors is None else f"{group.label_errors} of {group.labels}"
-    means = [_mean(group, metric, scales[metric]) for metric in metrics]
-    return [_name(group, names), cases, _share(group), *means, labels, f"{group.seconds:.1f} s"]
-
-
 def _name(group: AttackFigures, names: Names) -> TableCell:
     view = "" if group.view is None else names[group.view]
     return TableCell(group.attack, note=view, badge="oracle" if group.oracle else "", tone="inconclusive")
@@ -153,15 +158,6 @@ def _mean(group: AttackFigures, metric: str, scale: Scale) -> TableCell:
         return TableCell(scale.show(mean.mean), note="one image, no interval")
     star = "*" if mean.resampled == "images" else ""
     return TableCell(scale.show(mean.mean), note=f"{mean.low:.{scale.digits}f} to {mean.high:.{scale.digits}f}{star}")
-
-
-def _energy(attack: str, view: str, records: Sequence[Record]) -> ChartFigure:
-    truth = [r.energy_truth for r in records if r.energy_truth is not None]
-    blind = [r.energy_blind for r in records if r.energy_blind is not None]
-    iterations = [r.iterations for r in records if r.iterations is not None]
-    curves = [r.trace for r in records]
-    svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(iterations) if iterations else None)
-    return ChartFigure(attack, svg, view)
 
 
 def read_exactly(read: Record | ScoredImage) -> str:
