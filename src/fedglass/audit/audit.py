@@ -119,7 +119,7 @@ def enumerate_cases(
         identity = source.identity()
         for j, info in enumerate(source.infos()):
             for name, probe in probes.items():
-                known = {"kind": probe.kind, "attack": name, "attack_repr": repr(played[name]), **info.facts}
+                facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(played[name]), **info.facts}
                 for repeat in range(repeats if probe.kind == "attack" else 1):
                     case_seed = derive(seed, "case", source.name, info.spec, repeat)
                     identities = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
@@ -129,7 +129,7 @@ def enumerate_cases(
                         probe,
                         case_seed,
                         (i, j),
-                        {**known, "repeat": repeat},
+                        {**facts, "repeat": repeat},
                     )
 
 

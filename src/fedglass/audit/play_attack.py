@@ -58,11 +58,11 @@ def isolate(observation: Observation, attack: object, device: torch.device) -> O
     before, buffers, update, after = (_copied_all(params, device) for params in tensors)
     model = copy.deepcopy(observation.model).to(device)
     also = tuple(isolate(joint, attack, device) for joint in observation.also)
-    own = observation.own
-    if own is not None:
-        images, labels = (_copied(tensor, device) for tensor in (own.images, own.labels))
-        own = Own(images, labels, _copied_all(own.update, device), own.share)
-    return Observation(model, before, buffers, update, Knowledge(**facts), own, after, also)
+    peer = observation.own
+    if peer is not None:
+        images, labels = (_copied(tensor, device) for tensor in (peer.images, peer.labels))
+        peer = Own(images, labels, _copied_all(peer.update, device), peer.share)
+    return Observation(model, before, buffers, update, Knowledge(**facts), peer, after, also)
 
 
 def iterations_of(attack: object) -> int | None:
