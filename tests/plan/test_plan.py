@@ -330,7 +330,9 @@ def test_too_few_examples_of_a_partition() -> None:
 
 def test_the_threat_model_names_every_assumption() -> None:
     text = "[adversary]\nknows_training = false\nknows_labels = true\n" + SMALL
-    said = "\n".join(line for s in threat_model(compile_plan(parse_plan(text), Path())) for line in (s.title, *s.lines))
+    said = "\n".join(
+        line for title, lines in threat_model(compile_plan(parse_plan(text), Path())) for line in (title, *lines)
+    )
     for words in (
         "2 client(s)",
         "training: not known",

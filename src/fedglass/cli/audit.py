@@ -27,7 +27,7 @@ from fedglass.cli.options import (
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedglass.audit.audit import Job, Result
+    from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
 
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
@@ -169,7 +169,9 @@ def _draft_of(
     return drafted
 
 
-def _perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> tuple[Result, str]:
+def _perform(
+    job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output
+) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
@@ -184,7 +186,7 @@ def _perform(job: Job, directory: Path, execution: ExecutorOptions, device: str,
     return result, kind
 
 
-def _as_json(result: Result, device: str) -> dict[str, object]:
+def _as_json(result: AuditResult, device: str) -> dict[str, object]:
     """Return the result of an audit as JSON."""
     from fedglass.cli.progress import audit_as_json
     from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
@@ -230,7 +232,7 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
 
 def _audited(
     plan: str, place: Path, execution: ExecutorOptions, device: str, output: Output, *, stops: bool = False
-) -> tuple[Result, str]:
+) -> tuple[AuditResult, str]:
     """Audit a plan; with `stops`, searches run only if exact attacks have shown no leak."""
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan

@@ -138,7 +138,7 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
             "complete": not unchecked,
             "code": list(map(asdict, code)),
             "not_checked": list(map(asdict, unchecked)),
-            "sections": [{"title": section.title, "lines": list(section.lines)} for section in sections],
+            "sections": [{"title": title, "lines": list(lines)} for title, lines in sections],
         }
     )
 
@@ -148,9 +148,9 @@ def _show_sections(sections: Sequence[Section], unchecked: Sequence[Code], plan:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for section in sections:
-        console.print(Text(plain(section.title), style="bold"))
-        for line in section.lines:
+    for title, lines in sections:
+        console.print(Text(plain(title), style="bold"))
+        for line in lines:
             console.print(Text(plain(f"  {line}")))
     if not unchecked:
         console.print(Text(plain(f"{plan} is sound."), style="green"))

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from fedglass.audit.audit import Result
+from fedglass.audit.audit import AuditResult
 from fedglass.audit.cases import Case
 from fedglass.cli.options import plain
 from fedglass.core.scale import scale_of
@@ -145,7 +145,7 @@ def utility_in_words(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def say_result(result: Result, device: str) -> None:
+def say_result(result: AuditResult, device: str) -> None:
     """Print the verdict, its doubts and the path of the report on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict

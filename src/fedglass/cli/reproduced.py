@@ -31,8 +31,8 @@ def say_before(
     console = Console(stderr=True, highlight=False)
     todo = unfinished_cases(cases_of(cells), directory)
     console.print(Text(f"{chosen.name}: {chosen.title}", style="bold"), soft_wrap=True)
-    for text in describe_data(cells):
-        console.print(Text(text, style="yellow" if text.startswith("STAND-IN") else ""), soft_wrap=True)
+    for text, stand_in in describe_data(cells).items():
+        console.print(Text(text, style="yellow" if stand_in else ""), soft_wrap=True)
     for text in absent:
         console.print(Text(text, style="yellow"), soft_wrap=True)
     console.print(Text(describe_cost(todo, workers, cases_without_network(todo, directory))), soft_wrap=True)

@@ -21,8 +21,8 @@ from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Effort, Job, rehearse
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Section, Source
+from fedglass.audit.simulated import Simulated, Source
+from fedglass.audit.target import Section
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.facts import Fact
 from fedglass.core.foreign import no_code
@@ -153,7 +153,7 @@ def check_without_code(plan: Plan, folder: Path) -> list[Section]:
             parts["Judgement"] = [f"An image counts as recovered with {gate.rule}."]
         rehearse(sources, attacks)
         sections = [section for source in sources for section in source.threat()]
-    return [*sections, *(Section(title, texts) for title, texts in parts.items() if texts)]
+    return [*sections, *((title, texts) for title, texts in parts.items() if texts)]
 
 
 def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:

@@ -166,7 +166,8 @@ def _work(case: TrialCase, network: TrainedNetwork | None, deadline: float | Non
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
     if experiment.setup.federation_run is not None:
-        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device, deadline)
+        return Work(
+            case, PlayedFederation(experiment, trial.population, trial.client, trial.seed).target, device, deadline
+        )
     clients = clients_of_message(experiment.setup, trial.population, trial.client)
-    message = SimulatedMessage(experiment, clients, trial.seed, network)
-    return Work(case, message, device, deadline)
+    return Work(case, SimulatedMessage(experiment, clients, trial.seed, network).target, device, deadline)
