@@ -373,7 +373,7 @@ def campaign(
         written = run_campaign(
             cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
         )
-    remaining = count_remaining(planned, read_results(results).keys())
+    remaining = count_remaining(planned, read_results(results).places())
     output.say(f"{written.written} results were added to {results}; {remaining} runs of the campaign are left.")
     output.answer(answer_of_campaign(planned, written.written, written.failed, remaining))
     if written.failed:

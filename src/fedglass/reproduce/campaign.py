@@ -88,8 +88,10 @@ class PlannedRun:
 
     @property
     def place(self) -> Place:
-        """Return the line that the run's result belongs to: tables may share a case."""
-        return self.case.key, self.of.name, self.cell.row.number, self.cell.method
+        """Return what the run's line is about."""
+        trial, options = self.case.subject, json.dumps(self.options, sort_keys=True)
+        run = self.of.name, self.cell.row.number, self.cell.method, trial.client, trial.part, trial.seed
+        return *run, options, trial.population.describe(with_place=False), __version__
 
     @property
     def options(self) -> dict[str, Any]:
@@ -198,9 +200,9 @@ class ResultWriter:
         """Runs that were started, by the key of their case; tables may share a case."""
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
-        stored = read_results(folder).lines
-        self.lines = {line.key: line for line in stored if line.key}
-        self.places = {line.place for line in stored}
+        stored = read_results(folder)
+        self.lines = {line.key: line for line in stored.lines if line.key}
+        self.places = stored.places()
 
     @property
     def pace(self) -> float:
@@ -238,9 +240,11 @@ class ResultWriter:
             self.written += 1
 
     def unmeasured(self, runs: Iterable[PlannedRun]) -> Iterator[PlannedRun]:
-        """Yield the runs of cases without a result. A case that another table has measured becomes a line at once."""
+        """Yield the runs without a result. A case that another table has measured becomes a line at once."""
         for run in runs:
             line = self.lines.get(run.case.key)
+            if run.place in self.places:
+                continue
             if line is not None:
                 self.append(run, _as_line_of(line, run))
             elif run.case.key not in self.runs:
