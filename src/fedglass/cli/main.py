@@ -17,7 +17,7 @@ from fedglass.cli.listing import list_known
 from fedglass.cli.options import plain
 from fedglass.cli.recordings import join, record_info
 from fedglass.cli.reproduce import campaign, reproduce, results_page
-from fedglass.cli.train import train, train_autoencoder, train_diffusion
+from fedglass.cli.train import train, train_autoencoder, train_diffusion, train_gan
 from fedglass.core.errors import FedglassError, UsageError
 
 BAD_REQUEST, NOT_COMPLETED = 2, 3
@@ -81,7 +81,7 @@ def cli() -> None:
 
 
 campaigns = (campaign, results_page)
-trainings = (train, train_diffusion, train_autoencoder)
+trainings = (train, train_diffusion, train_autoencoder, train_gan)
 for command in (
     demo,
     init,

@@ -67,6 +67,7 @@ KINDS: Mapping[str, Kind] = {
     "executors": Kind("executor", "fedglass.execution", ("run",), in_plans=False),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
     "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
+    "gans": Kind("GAN", "fedglass.diffusion", ("draw", "options"), in_plans=False),
 }
 
 

@@ -171,10 +171,16 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
 
 def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
     """Read the autoencoder that `save_network` wrote."""
+    network = load_network(folder, "autoencoders", wanted)
+    assert isinstance(network, LatentSpace), "all autoencoders are"
+    return network
+
+
+def load_network(folder: Path, kind: str, wanted: Wanted) -> nn.Module:
+    """Read a network of that kind of the registry, which `save_network` wrote."""
     where = network_folder(folder, wanted)
     config = read_table(where / CONFIG)
-    network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
-    assert isinstance(network, LatentSpace), "all autoencoders are"
+    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
     network.eval().requires_grad_(False)
     _check_finite(network, where)
     return network
