@@ -277,7 +277,7 @@ def _cells(
     data_sets = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
     planned = cells(of, selected, used, clients, data_sets, request, seed)
     check_networks(planned, seed)
-    return planned, skipped_rows(of, selected, request)
+    return planned, skipped_rows(of, selected, request, used)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
@@ -359,6 +359,7 @@ results_option = click.option(
     help=f"Folder with the images, as for `fedglass reproduce`.  [default: ${SHARED}]",
 )
 @click.option("--data", multiple=True, help="Data of the paper as NAME=SOURCE; may be repeated.")
+@click.option("--weights", multiple=True, help="Trained networks as NAME=FILE; methods that lack theirs are left out.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
 @executor_options
@@ -370,6 +371,7 @@ def campaign(
     results: Path,
     stand_ins: Path | None,
     data: tuple[str, ...],
+    weights: tuple[str, ...],
     seed: int,
     place: Path,
     execution: ExecutorOptions,
@@ -402,7 +404,7 @@ def campaign(
     stored = read_results(results)
     for problem in stored.problems:
         output.note(problem)
-    planned = plan_campaign(entries(only), folder_of_stand_ins(stand_ins), data, seed)
+    planned = plan_campaign(entries(only), folder_of_stand_ins(stand_ins), data, seed, named(weights))
     if dry_run:
         say_campaign(planned, stored, output)
         return

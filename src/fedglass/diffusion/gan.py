@@ -47,11 +47,13 @@ class Adversarial(nn.Module):
 
     kind: str
     generator: nn.Module
+    patches: bool
+    """Whether the critic looks at patches."""
 
     def __init__(self, shape: Sequence[int], width: int) -> None:
         super().__init__()
         self.shape, self.width = _checked(shape, width)
-        self.critic = Critic(self.shape[0], width)
+        self.critic = Critic(self.shape, width, self.patches)
 
     def options(self) -> dict[str, Any]:
         """Return the options that it was made with, for its config.json."""
@@ -63,19 +65,22 @@ class Adversarial(nn.Module):
 
 
 class Critic(nn.Module):
-    """Tells drawn images from real ones by their patches: a higher score is more real.
+    """Tells drawn images from real ones: a higher score is more real.
 
-    Each convolution is divided by its largest singular value [Miyato et al., 2018], as in ROG's release. A score sees
-    26 x 26 pixels.
+    Each convolution is divided by its largest singular value [Miyato et al., 2018], as in ROG's release. The last one
+    looks at patches of 26 x 26 pixels, or at the whole image.
     """
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, shape: Shape, width: int, patches: bool) -> None:
         super().__init__()
-        sizes = [(channels, width, 4, 2), (width, 2 * width, 4, 2), (2 * width, 2 * width, 3, 1), (2 * width, 1, 3, 1)]
-        self.layers = nn.ModuleList(spectral_norm(nn.Conv2d(a, b, k, s, padding=1)) for a, b, k, s in sizes)
+        channels, height, across = shape
+        inner = [(channels, width, 4, 2), (width, 2 * width, 4, 2), (2 * width, 2 * width, 3, 1)]
+        layers = [nn.Conv2d(a, b, side, stride, padding=1) for a, b, side, stride in inner]
+        last = nn.Conv2d(2 * width, 1, 3, padding=1) if patches else nn.Conv2d(2 * width, 1, (height // 4, across // 4))
+        self.layers = nn.ModuleList(spectral_norm(layer) for layer in (*layers, last))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the scores of patches.  # (n, c, h, w) -> (n, 1, h / 4, w / 4)"""
+        """Return the score of each patch.  # (n, c, h, w) -> (n, 1, a, b); a = b = 1 for whole images"""
         *inner, last = self.layers
         for layer in inner:
             images = F.leaky_relu(layer(images), SLOPE)
@@ -86,13 +91,13 @@ class Critic(nn.Module):
 class CodeGan(Adversarial):
     """x = G(z), z ~ N(0, 1) of `code` numbers: one dense layer and two doublings of the side.
 
-    After the generator of [Zhang et al., 2020], with group normalisation, and fewer channels and doublings.
+    After the generator of [Zhang et al., 2020], with fewer channels and doublings.
 
     >>> CodeGan((1, 28, 28)).generate(torch.zeros(2, 100)).shape
     torch.Size([2, 1, 28, 28])
     """
 
-    kind = "FedglassCodeGan"
+    kind, patches = "FedglassCodeGan", False
 
     def __init__(self, shape: Sequence[int], code: int = 100, width: int = 32) -> None:
         super().__init__(shape, width)
@@ -104,9 +109,9 @@ class CodeGan(Adversarial):
         self.generator = nn.Sequential(
             nn.Linear(code, small[0] * small[1] * small[2]),
             nn.Unflatten(1, small),
-            *(nn.GroupNorm(4, 4 * width), nn.ReLU(), nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1)),
-            *(nn.GroupNorm(4, 2 * width), nn.ReLU(), nn.ConvTranspose2d(2 * width, width, 4, 2, 1)),
-            *(nn.GroupNorm(4, width), nn.ReLU(), nn.Conv2d(width, channels, 3, padding=1)),
+            *(nn.BatchNorm2d(4 * width), nn.ReLU(), nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1)),
+            *(nn.BatchNorm2d(2 * width), nn.ReLU(), nn.ConvTranspose2d(2 * width, width, 4, 2, 1)),
+            *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, channels, 3, padding=1)),
             nn.Tanh(),
         )
 
@@ -136,7 +141,7 @@ class Enhancer(Adversarial):
     torch.Size([2, 1, 28, 28])
     """
 
-    kind = "FedglassEnhancer"
+    kind, patches = "FedglassEnhancer", True
 
     def __init__(self, shape: Sequence[int], factor: int = 4, width: int = 32, noise: float = 0.1) -> None:
         super().__init__(shape, width)

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedglass.audit.cases import AuditProgress, Case
 from fedglass.audit.play import was_cut_short
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
-from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds
+from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import experiment_seconds, iterations_of_stages, warm_up_seconds
 from fedglass.reproduce.paper import Experiment, paper_of
@@ -75,16 +75,33 @@ class PlannedRun:
 
 
 def plan_campaign(
-    chosen: Sequence[Entry], stand_ins: Path | None, data: Sequence[str], seed: int
+    chosen: Sequence[Entry],
+    stand_ins: Path | None,
+    data: Sequence[str],
+    seed: int,
+    weights: Mapping[str, str] | None = None,
 ) -> list[tuple[Entry, list[PlannedRun]]]:
-    """Return the runs of each entry, the cheapest first; raise an error if the images of an entry are absent."""
-    return [(entry, list(_runs(entry, stand_ins, data, seed))) for entry in chosen]
+    """Return the runs of each entry, the cheapest first; raise an error if the images of an entry are absent.
+
+    Methods that lack their trained network are left out.
+    """
+    return [(entry, list(_runs(entry, stand_ins, data, seed, weights or {}))) for entry in chosen]
 
 
-def _runs(entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int) -> Iterator[PlannedRun]:
+def _runs(
+    entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int, weights: Mapping[str, str]
+) -> Iterator[PlannedRun]:
     of = table(entry.table)
-    request = entry.request(of)
-    rows, methods = choose_rows(of, [entry.rows] if entry.rows else []), choose_methods(of, entry.methods)
+    request = replace(entry.request(of), weights={n: weights[n] for n in weights_names(of) if n in weights})
+    rows = choose_rows(of, [entry.rows] if entry.rows else [])
+    settings = [part.setting for row in rows for part in row.parts()]
+    methods = [
+        method
+        for method in choose_methods(of, entry.methods)
+        if any(missing_weights(of, setting, request, method) is None for setting in settings)
+    ]
+    if not methods:
+        return
     kinds = data_kinds(of, rows, methods, request)
     sets = populations(kinds, _of_kinds(data, kinds), stand_ins, seed, request.own_labels)
     if absent := [KINDS[kind].title for kind, images in sets.items() if images.stand_in and images.embedded]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import BoundForward
-from fedglass.core.types import BatchNorm, Candidate, Observation
+from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.fl.trajectory import per_epoch
 from fedglass.models.network import Network
 
@@ -22,6 +22,10 @@ class GlobalModel:
     model takes for the class, not which images a client has. The target is a loss of zero, which true images do not
     reach in general. Running statistics stay as they are.
     """
+
+    def cost(self, training: Training, examples: int) -> tuple[float, int]:
+        """Return the cost of a prediction and its gradient: one plain gradient of all examples."""
+        return 1.0, examples
 
     def bind(self, observation: Observation) -> BoundForward:
         network = Network(observation.model, observation.buffers, BatchNorm.FROZEN)
