@@ -43,8 +43,15 @@ from fedglass.attack.forward.through import (
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
 from fedglass.attack.images.codes import GanCodes
 from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
+from fedglass.attack.images.pixels import (
+    BoundedEpochPixels,
+    BoundedLowResolution,
+    EpochPixels,
+    FreePixels,
+    LowResolution,
+    OrderedEpochPixels,
+    Pixels,
+)
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
 from fedglass.attack.labels.counts import (
     BiasCounts,
@@ -79,7 +86,6 @@ from fedglass.attack.solvers.schedules import (
     LowestFrom,
     StepDecay,
 )
-from fedglass.attack.stages import EachRound, MeanOverRounds
 from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
 from fedglass.attack.terms.inversion import BatchDependence, ClassLoss, CriticScore
 from fedglass.attack.terms.layers import (
@@ -111,10 +117,10 @@ from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
 from fedglass.diffusion.autoencoders import ThreeLayers
-from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Enlarged, Noise
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Enlarged, Noise, RestorationChain
 from fedglass.diffusion.denoiser import Denoiser
 from fedglass.diffusion.gan import CodeGan, Enhancer
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 from fedglass.federation.views import Knows
 from fedglass.models.init import PyTorchDefault
 
@@ -185,7 +191,17 @@ class UntrainedGan:
         return network.eval().requires_grad_(False)
 
 
-DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, UntrainedGan, Chain, BlockMean, Bicubic, Enlarged, Noise)
+DIFFUSION = (
+    FlatModel,
+    FlatClassModel,
+    UntrainedDecoder,
+    UntrainedGan,
+    RestorationChain,
+    BlockMean,
+    Bicubic,
+    Enlarged,
+    Noise,
+)
 """What a refinement by a diffusion model is made of, and a decoder."""
 LABELS = [
     SignRule(),
@@ -226,7 +242,6 @@ FORWARDS = [
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
     BesideStatistics(OneGradient()),
-    EachRound(Unroll()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -274,7 +289,6 @@ COMPOSED = [
     ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
     WithStatistics(Cosine() + TotalVariation(), 0.5),
-    MeanOverRounds(Cosine()),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
 KEEPS = [Last(), Lowest(), LowestFrom(0.6)]
@@ -296,8 +310,8 @@ MERGES = [MatchAndAverage(), FirstEpoch()]
 REFINEMENTS = [
     MedianFilter(),
     MedianFilter(size=3),
-    DDRM(FlatModel(), BlockMean(2), chain=Chain(steps=3)),
-    DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
+    DDRM(FlatModel(), BlockMean(2), chain=RestorationChain(steps=3)),
+    DDRM(FlatModel(), Bicubic(4), 0.0, RestorationChain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
     GanEnhancement(UntrainedGan()),

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.resumable import NoProgress
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
@@ -95,29 +94,25 @@ def test_an_enhancer_learns_to_make_good_what_was_lost() -> None:
 @pytest.mark.parametrize("kind", ["codes", "enhancer"])
 def test_a_stopped_training_continues_as_if_it_had_not_been(toy: Any, tmp_path: Path, kind: str) -> None:
     data, course = pictures(toy), TrainingOptions(steps=4, batch_size=5, every=2)
-    straight = train_gan(data, kind, 2, course, tmp_path / "one", NoProgress())
+    straight = train_gan(data, kind, 2, course, tmp_path / "one")
     with pytest.raises(KeyboardInterrupt):
-        train_gan(data, kind, 2, course, tmp_path / "two", Stop(3))
-    resumed = train_gan(data, kind, 2, course, tmp_path / "two", NoProgress())
+        train_gan(data, kind, 2, course, tmp_path / "two", stop)
+    resumed = train_gan(data, kind, 2, course, tmp_path / "two")
     assert (straight.step, resumed.step) == (4, 4)
     for name in (CONFIG, WEIGHTS, TRAINED_ON, PICTURE):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
     with pytest.raises(UsageError, match="holds another training"):
-        train_gan(data, kind, 2, replace(course, seed=1), tmp_path / "two", NoProgress())
+        train_gan(data, kind, 2, replace(course, seed=1), tmp_path / "two")
 
 
-class Stop(NoProgress):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def moved(self, step: int, share: float, loss: float) -> None:
-        if step == self.at:
-            raise KeyboardInterrupt
+def stop(step: int, share: float, loss: float) -> None:
+    if step == 3:
+        raise KeyboardInterrupt
 
 
 @pytest.fixture
 def folder(toy: Any, tmp_path: Path) -> Path:
-    train_gan(pictures(toy), "codes", 2, TrainingOptions(steps=1, batch_size=4), tmp_path / "m", NoProgress())
+    train_gan(pictures(toy), "codes", 2, TrainingOptions(steps=1, batch_size=4), tmp_path / "m")
     return tmp_path / "m"
 
 
@@ -137,15 +132,15 @@ def test_what_does_not_fit_is_refused(toy: Any, folder: Path, tmp_path: Path) ->
         stored.code_gan((1, 12, 12))
     with pytest.raises(UsageError, match="draws images: train one with --kind enhancer"):
         stored.enhancer(SHAPE)
-    train_gan(pictures(toy), "enhancer", 2, TrainingOptions(steps=1, batch_size=4), tmp_path / "e", NoProgress())
+    train_gan(pictures(toy), "enhancer", 2, TrainingOptions(steps=1, batch_size=4), tmp_path / "e")
     with pytest.raises(UsageError, match="sharpens images: train one with --kind codes"):
         stored_gan(str(tmp_path / "e")).code_gan(SHAPE)
     with pytest.raises(UsageError, match="is not the one that was named"):
         replace(stored, digest="0").code_gan(SHAPE)
     with pytest.raises(UsageError, match="Unknown kind of GAN 'code': did you mean 'codes'"):
-        train_gan(pictures(toy), "code", 2, TrainingOptions(steps=1), tmp_path / "x", NoProgress())
+        train_gan(pictures(toy), "code", 2, TrainingOptions(steps=1), tmp_path / "x")
     with pytest.raises(UsageError, match="cannot be reduced by the factor 3"):
-        train_gan(pictures(toy), "enhancer", 3, TrainingOptions(steps=1), tmp_path / "x", NoProgress())
+        train_gan(pictures(toy), "enhancer", 3, TrainingOptions(steps=1), tmp_path / "x")
 
 
 @pytest.mark.parametrize(

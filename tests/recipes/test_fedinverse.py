@@ -20,7 +20,6 @@ from fedglass.attack.solvers.adam import Momentum
 from fedglass.attack.terms.inversion import RIDGE, BatchDependence, ClassLoss, CriticScore
 from fedglass.audit.assessment import IMAGINED, scored_guesses
 from fedglass.core.errors import UsageError
-from fedglass.core.resumable import NoProgress
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
 from fedglass.data.dataset import Dataset
@@ -171,7 +170,7 @@ def test_a_trained_folder_serves_the_recipe_and_the_refinement(
 ) -> None:
     few = TrainingOptions(steps=2, batch_size=4)
     for kind in ("codes", "enhancer"):
-        train_gan(pictures(toy), kind, 2, few, tmp_path / kind, NoProgress())
+        train_gan(pictures(toy), kind, 2, few, tmp_path / kind)
     attack = recipe("fedinverse", generator=str(tmp_path / "codes"), labels=OracleLabels(), iterations=2)
     assert isinstance(attack, Attack)
     result = attack.run(late[0])

@@ -16,7 +16,6 @@ from fedglass.attack.refine.gan import GanEnhancement, gan
 from fedglass.attack.terms.inversion import BatchDependence
 from fedglass.attack.terms.term import Scaled, Sum
 from fedglass.core.errors import UsageError
-from fedglass.core.resumable import NoProgress
 from fedglass.data.builtin import photos
 from fedglass.data.catalogue import load
 from fedglass.diffusion.training import TrainingOptions
@@ -35,8 +34,8 @@ from fedglass.train.image_models import train_gan
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A GAN of each kind that has hardly begun to learn."""
     place, course = tmp_path_factory.mktemp("gans"), TrainingOptions(steps=1, batch_size=2)
-    train_gan(load("glyphs").subset(range(4)), "codes", 4, course, place / "codes", NoProgress())
-    train_gan(photos().resized(32), "enhancer", 4, course, place / "enhancer", NoProgress())
+    train_gan(load("glyphs").subset(range(4)), "codes", 4, course, place / "codes")
+    train_gan(photos().resized(32), "enhancer", 4, course, place / "enhancer")
     return {name: str(place / name) for name in ("codes", "enhancer")}
 
 

@@ -24,20 +24,19 @@ from fedglass.diffusion.ddrm import Enlarged
 from fedglass.diffusion.denoiser import Prediction
 from fedglass.diffusion.folder import (
     CONFIG,
+    TRAIN,
     WEIGHTS,
     Shape,
-    Wanted,
     check_unchanged,
     digest_of_files,
     load_network,
     network_folder,
 )
+from fedglass.diffusion.networks import UNet
 from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
 from fedglass.diffusion.training import Batch, DenoisingTask
-from fedglass.diffusion.unet import UNet
 from fedglass.models.init import PyTorchDefault
 
-GAN = Wanted("GAN", "train one with `fedglass train gan DATA -o DIR`")
 SLOPE = 0.2
 """Slope of the leaky ReLU for negative inputs."""
 
@@ -242,7 +241,7 @@ class StoredGan:
             drawn, expected = (" x ".join(map(str, size)) for size in (network.shape, shape))
             raise UsageError(
                 f"The GAN {self.name!r} makes images of {drawn} (channels, height, width), these are {expected}: "
-                f"{GAN.train}."
+                f"{TRAIN['GAN']}."
             )
         return network
 
@@ -264,8 +263,8 @@ NO_GAN = "none"
 
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[Adversarial, str]:
-    where = network_folder(Path(name), GAN)
-    network = load_network(Path(name), "gans", GAN)
+    where = network_folder(Path(name), "GAN")
+    network = load_network(Path(name), "gans", "GAN")
     assert isinstance(network, Adversarial), "all GANs are"
     files = [where / CONFIG, where / WEIGHTS, Path(name) / TRAINED_ON]
     TrainedOn.read(Path(name))
@@ -275,7 +274,7 @@ def _loaded(name: str) -> tuple[Adversarial, str]:
 @functools.lru_cache(maxsize=4)
 def _untrained(name: str) -> tuple[Adversarial, str]:
     _, digest = _loaded(name)
-    network = load_network(Path(name), "gans", GAN)
+    network = load_network(Path(name), "gans", "GAN")
     assert isinstance(network, Adversarial), "all GANs are"
     with torch.no_grad():
         PyTorchDefault().apply(network.generator, stream(0, "untrained"))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,16 @@ from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
-from fedglass.reproduce.cost import experiment_seconds, iterations_of_stages, warm_up_seconds
+from fedglass.reproduce.cost import (
+    GradientTimer,
+    experiment_seconds,
+    iterations_of_stages,
+    time_gradient,
+    warm_up_seconds,
+)
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.populations import KINDS, populations
-from fedglass.reproduce.results import Result, append_result, read_results
+from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import ready_to_run
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.records import Record
@@ -66,12 +73,36 @@ def entries(only: Sequence[str] = ()) -> list[Entry]:
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """One case of a campaign, with the cell that it belongs to and its estimated cost."""
+    """One case of a campaign, with the cell that it belongs to."""
 
     cell: Cell
     case: TrialCase
     of: Table
-    seconds: float
+    timer: GradientTimer = time_gradient
+
+    @cached_property
+    def seconds(self) -> float:
+        """The estimated cost on one core; gradients of the network are timed when it is first asked for."""
+        trial = self.case.subject
+        return experiment_seconds(trial.experiment, self.timer) + warm_up_seconds(trial, self.timer)
+
+    @property
+    def place(self) -> Place:
+        """Return the line that the run's result belongs to: tables may share a case."""
+        return self.case.key, self.of.name, self.cell.row.number, self.cell.method
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from a plain request; names of files stay out of the results."""
+        plain = asdict(Request())
+        return {n: v for n, v in asdict(self.cell.request).items() if v != plain[n] and n != "weights"}
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats the run."""
+        words = [f"--{n.replace('_', '-')}" + ("" if v is True else f" {v}") for n, v in self.options.items()]
+        command = f"fedglass reproduce {self.of.name} --rows {self.cell.row.number} --methods {self.cell.method}"
+        return " ".join([command, f"--clients {self.case.subject.client + 1}", *words])
 
 
 def plan_campaign(
@@ -81,16 +112,25 @@ def plan_campaign(
     seed: int,
     weights: Mapping[str, str] | None = None,
 ) -> list[tuple[Entry, list[PlannedRun]]]:
-    """Return the runs of each entry, the cheapest first; raise an error if the images of an entry are absent.
+    """Return the runs of each entry; raise an error if the images of an entry are absent.
 
     Methods that lack their trained network are left out.
     """
-    return [(entry, list(_runs(entry, stand_ins, data, seed, weights or {}))) for entry in chosen]
+    return [(entry, _runs(entry, stand_ins, data, seed, weights or {})) for entry in chosen]
+
+
+def cheapest_first(planned: Sequence[tuple[Entry, Sequence[PlannedRun]]]) -> Iterator[PlannedRun]:
+    """Yield the runs of one entry after the other, the cheapest of an entry first.
+
+    The cost of an entry is estimated when its turn comes, so that a campaign begins at once.
+    """
+    for _, runs in planned:
+        yield from sorted(runs, key=lambda run: (run.seconds, run.case.subject.client))
 
 
 def _runs(
     entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int, weights: Mapping[str, str]
-) -> Iterator[PlannedRun]:
+) -> list[PlannedRun]:
     of = table(entry.table)
     request = replace(entry.request(of), weights={n: weights[n] for n in weights_names(of) if n in weights})
     rows = choose_rows(of, [entry.rows] if entry.rows else [])
@@ -101,7 +141,7 @@ def _runs(
         if any(missing_weights(of, setting, request, method) is None for setting in settings)
     ]
     if not methods:
-        return
+        return []
     kinds = data_kinds(of, rows, methods, request)
     sets = populations(kinds, _of_kinds(data, kinds), stand_ins, seed, request.own_labels)
     if absent := [KINDS[kind].title for kind, images in sets.items() if images.stand_in and images.embedded]:
@@ -109,12 +149,11 @@ def _runs(
             f"The campaign has no images for {' and '.join(absent)} ({of.name}): name a folder of stand-ins with "
             "--stand-ins, or the data with --data NAME=SOURCE."
         )
-    planned = [
-        PlannedRun(cell, case, of, experiment_seconds(case.subject.experiment) + warm_up_seconds(case.subject))
+    return [
+        PlannedRun(cell, case, of)
         for cell in cells(of, rows, methods, entry.clients, sets, request, seed)
         for case in cell.cases
     ]
-    yield from sorted(planned, key=lambda run: (run.seconds, run.case.subject.client))
 
 
 def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -125,10 +164,7 @@ def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
 def result_of(run: PlannedRun, record: Record) -> Result:
     """Return the line of one finished run."""
     trial = run.case.subject
-    options = _differences(run.cell.request)
     numbers = {name: value for name, value in measures_of(record).items() if math.isfinite(value)}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
-    command = f"fedglass reproduce {run.of.name} --rows {run.cell.row.number} --methods {run.cell.method}"
     return Result(
         table=run.of.name,
         row=run.cell.row.number,
@@ -139,11 +175,11 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         metrics=numbers,
         iterations=_iterations(trial.experiment),
         iterations_published=_published_iterations(run),
-        options=options,
+        options=run.options,
         data=trial.population.describe(with_place=False),
         stand_in=trial.population.stand_in,
         version=__version__,
-        command=" ".join([command, f"--clients {trial.client + 1}", *words]),
+        command=run.command,
         date=record.finished,
         seconds=round(record.seconds, 1),
         key=record.key,
@@ -160,10 +196,10 @@ def _published_iterations(run: PlannedRun) -> int | None:
     return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
 
 
-def _differences(request: Request) -> dict[str, Any]:
-    """Return the options that differ from a plain request; names of files stay out of the results."""
-    plain = asdict(Request())
-    return {n: v for n, v in asdict(request).items() if v != plain[n] and n != "weights"}
+def _as_line_of(line: Result, run: PlannedRun) -> Result:
+    """Return a result as the line of another table that has the same case."""
+    place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
+    return line.model_copy(update={**place, "options": run.options, "command": run.command})
 
 
 def _iterations(experiment: Experiment) -> int | None:
@@ -174,10 +210,14 @@ def _iterations(experiment: Experiment) -> int | None:
 class ResultWriter:
     """Callbacks of a run that append a result after every finished case, and pass everything on."""
 
-    def __init__(self, runs: Sequence[PlannedRun], folder: Path, progress: AuditProgress) -> None:
-        self.runs = {run.case.key: run for run in runs}
+    def __init__(self, folder: Path, progress: AuditProgress) -> None:
+        self.runs = dict[str, list[PlannedRun]]()
+        """Runs that were started, by the key of their case; tables may share a case."""
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
+        stored = read_results(folder).lines
+        self.lines = {line.key: line for line in stored if line.key}
+        self.places = {line.place for line in stored}
 
     @property
     def pace(self) -> float:
@@ -197,18 +237,35 @@ class ResultWriter:
         self.progress.moved(case, done, total)
 
     def finished(self, case: Case[Any], record: Record) -> None:
-        run = self.runs[case.key]
+        runs = self.runs[case.key]
         if record.status == "done" and not was_cut_short(record):
-            append_result(self.folder, result_of(run, record))
-            self.written += 1
-            self.spent, self.estimated = self.spent + record.seconds, self.estimated + run.seconds
+            for run in runs:
+                self.append(run, result_of(run, record))
+            self.spent, self.estimated = self.spent + record.seconds, self.estimated + runs[0].seconds
         elif record.status == "failed":
             self.failed += 1
         self.progress.finished(case, record)
 
+    def append(self, run: PlannedRun, result: Result) -> None:
+        """Append the line of a run, unless it is there."""
+        if run.place not in self.places:
+            append_result(self.folder, result)
+            self.lines[run.case.key] = result
+            self.places.add(run.place)
+            self.written += 1
+
+    def unmeasured(self, runs: Iterable[PlannedRun]) -> Iterator[PlannedRun]:
+        """Yield the runs of cases without a result. A case that another table has measured becomes a line at once."""
+        for run in runs:
+            line = self.lines.get(run.case.key)
+            if line is not None:
+                self.append(run, _as_line_of(line, run))
+            elif run.case.key not in self.runs:
+                yield run
+
 
 def run_campaign(
-    runs: Sequence[PlannedRun],
+    runs: Iterable[PlannedRun],
     place: Path,
     results: Path,
     executor: Executor,
@@ -223,28 +280,31 @@ def run_campaign(
     """
     if not hours > 0:
         raise UsageError(f"--hours must be more than 0, got {hours:g}.")
-    deadline, writer = clock() + 3600 * hours, ResultWriter(runs, results, progress)
-    done = read_results(results).keys()
-    todo = list({run.case.key: run for run in runs if run.case.key not in done}.values())
+    deadline, writer = clock() + 3600 * hours, ResultWriter(results, progress)
+    todo = writer.unmeasured(runs)
     with ready_to_run(place, executor) as play:
         while batch := _batch(todo, (deadline - clock()) / writer.pace, workers):
-            todo = [run for run in todo if run not in batch]
-            records = play([run.case for run in batch], writer, deadline)
-            stored = read_results(results).keys()
-            for run in batch:  # finished by an earlier command, so that nothing ran now
-                record = records.get(run.case.key)
-                if record is not None and record.status == "done" and run.case.key not in stored:
-                    writer.finished(run.case, record)
+            writer.runs |= batch
+            cases = [runs_of_case[0].case for runs_of_case in batch.values()]
+            records = play(cases, writer, deadline)
+            for case in cases:  # finished by an earlier command, so that nothing ran now
+                record = records.get(case.key)
+                if record is not None and record.status == "done" and case.key not in writer.lines:
+                    writer.finished(case, record)
     return writer
 
 
-def _batch(todo: Sequence[PlannedRun], remaining: float, workers: int) -> list[PlannedRun]:
-    """Return the next runs that fit into the remaining seconds, as many as take about ten minutes on each worker."""
-    batch, seconds = list[PlannedRun](), 0.0
-    for run in todo:
-        if remaining > 0 and (run.seconds <= remaining or run.seconds > LONG_SECONDS):
-            batch.append(run)
-            seconds += run.seconds
-            if len(batch) >= workers and seconds >= BATCH_SECONDS * workers:
-                break
+def _batch(todo: Iterator[PlannedRun], remaining: float, workers: int) -> dict[str, list[PlannedRun]]:
+    """Return the next runs that fit into the remaining seconds, by the keys of their cases.
+
+    They take about ten minutes on each worker.
+    """
+    batch, seconds = dict[str, list[PlannedRun]](), 0.0
+    while remaining > 0 and (len(batch) < workers or seconds < BATCH_SECONDS * workers):
+        run = next(todo, None)
+        if run is None:
+            break
+        if run.seconds <= remaining or run.seconds > LONG_SECONDS:
+            seconds += 0.0 if run.case.key in batch else run.seconds
+            batch.setdefault(run.case.key, []).append(run)
     return batch

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedglass.attack.forward.target import like
 from fedglass.attack.images.latent import pixels_of
-from fedglass.attack.images.pixels import like, whitened_bounds
+from fedglass.attack.images.pixels import whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Unknown

@@ -20,7 +20,7 @@ from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
-from fedglass.core.text import IDLG, TAKEN_AS_DISTINCT
+from fedglass.core.text import IDLG, Note
 from fedglass.core.types import Observation
 
 COUNTING_LABELS = "last_layer"
@@ -55,7 +55,7 @@ def labels_in_order(order: Tensor, observation: Observation, generator: torch.Ge
         return fixed_labels(distinct)
     counts = believable_counts(observation, generator)
     if counts is None:
-        return replace(fixed_labels(distinct), notes=(TAKEN_AS_DISTINCT,))
+        return replace(fixed_labels(distinct), notes=(Note.TAKEN_AS_DISTINCT,))
     repeated = torch.repeat_interleave(order, counts.to(order.device)[order])
     return fixed_labels(distinct if int(counts.max()) < 2 else repeated)
 
@@ -79,7 +79,7 @@ def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[T
     entry unless others outweigh it. There b_k = p_k, which gives the size of the message where it is not known, or
     was changed by a defence. Without a bias the sums of the rows replace it.
     """
-    weight, bias = head_of(observation, network_of(observation))
+    weight, bias = head_of(observation)
     rows = -observation.update[weight]  # (classes, features)
     sums = rows.sum(1) if bias is None else -observation.update[bias]
     travel = observation.knows.travel
@@ -103,7 +103,7 @@ class SignRule:
     The rows of one example are multiples of its features, by a factor that is negative for the true class alone.
     Several examples have no such rows: there the n classes with the most negative sums are taken, each once, which
     supposes features that are not negative. Two rows that point against each other cannot be distinguished: of two
-    classes, the sum decides too. Labels are repeated only where the gradient shows it clearly (`first_of`).
+    classes, the sum decides too. Labels are repeated only where the gradient shows it clearly (`labels_in_order`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -141,7 +141,7 @@ class MinimumRule:
 
     `SignRule` with the minimum over the features instead of the sum: an example's negative entry is less
     easily outweighed by the positive ones of the other examples. The paper takes all labels to be different. So
-    does this, unless the gradient of the last layer shows clearly that one of them is repeated (`first_of`).
+    does this, unless the gradient of the last layer shows clearly that one of them is repeated (`labels_in_order`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
