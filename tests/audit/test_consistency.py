@@ -71,10 +71,11 @@ def trained(model: nn.Module, training: Training, count: int = 2, mode: bool = F
     net = copy.deepcopy(model).train(mode)
     options = {k: v for k, v in vars(training.optimiser).items() if k not in ("dampening", "nesterov")}
     optimiser = OPTIMISERS[type(training.optimiser)](net.parameters(), lr=training.lr, **options)
-    labels = data.labels % 2 if isinstance(model, nn.Sequential) else data.labels
+    two_classes = weights_of(model)[list(weights_of(model))[-1]].numel() == 2
+    labels = data.labels % 2 if two_classes else data.labels
     for _ in range(training.local_steps(count)):
         optimiser.zero_grad()
-        images = data.images.round() if isinstance(model, nn.Sequential) else data.images
+        images = data.images.round() if two_classes else data.images
         F.cross_entropy(net(WHITENING.whiten(images)), labels).backward()  # type: ignore[no-untyped-call]
         if training.clip is not None:
             nn.utils.clip_grad_norm_(net.parameters(), training.clip)

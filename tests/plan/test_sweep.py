@@ -56,7 +56,7 @@ def test_each_value_makes_a_federation() -> None:
         assert source.swept == {"noise_multiplier": noise}
         assert [c.gradient for c in source.federation.clients] == [DPSGD(4.0, noise)] * 2
     assert len({source.identity() for source in sources}) == 3
-    assert [s.title for s in check_without_code(plan, Path()) if s.title.startswith("Federation")] == [
+    assert [title for title, _ in check_without_code(plan, Path()) if title.startswith("Federation")] == [
         f"Federation {source.name!r}" for source in sources
     ]
 
