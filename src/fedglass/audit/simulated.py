@@ -14,6 +14,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import MissingTarget, RoundProgress, Section, Target, TargetInfo, target_infos
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import AFTER_ROUND
 from fedglass.core.types import Training
@@ -145,9 +146,14 @@ class Simulated:
         """Return sentences about what protects each client and what that promises."""
         return describe_protection(self.federation, self.rounds)
 
+    @property
+    def _predicts_numbers(self) -> bool:
+        """Whether the model predicts numbers, which are not right or wrong."""
+        return target_kind(self.federation.training.loss) is TargetKind.NUMBERS
+
     def _utility(self, last: Round, progress: RoundProgress, answers: TrainClients) -> dict[str, float]:
         """Return the model's accuracy, and what it would be without the defences."""
-        if self.test is None:
+        if self.test is None or self._predicts_numbers:
             return {}
         federation = self.federation
         utility = {"test accuracy": accuracy(model_after(federation.model, last), federation.whitening, self.test)}
@@ -159,7 +165,7 @@ class Simulated:
 
     def _utility_after(self, round_: Round) -> dict[str, float]:
         """Return the accuracy of the model after a round, where the views see several rounds."""
-        if self.test is None or len(self._seen_rounds()) < 2:
+        if self.test is None or self._predicts_numbers or len(self._seen_rounds()) < 2:
             return {}
         federation = self.federation
         return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}

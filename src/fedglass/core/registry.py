@@ -55,6 +55,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "attacks": Kind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
     "defences": Kind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
+    "losses": Kind("loss", "fedglass.fl.loss", ("value",)),
     "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": Kind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
     "behaviours": Kind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
+from fedglass.core.losses import Loss, is_class_labels
 from fedglass.core.tensors import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.federation.transcript import (
@@ -27,6 +28,7 @@ from fedglass.federation.transcript import (
     without_untrained,
 )
 from fedglass.federation.truth import Truth, Truths
+from fedglass.fl.loss.losses import UnknownLoss
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
@@ -183,15 +185,28 @@ class ViewBuilder:
             batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
             counted=exact,
             present=sizes if counted and self.acceptance_unknown else None,
+            loss=self._loss(),
         )
+
+    def _loss(self) -> Loss | None:
+        """Return the clients' loss if it is not the mean cross entropy; clients of different losses have none known."""
+        losses = {p.loss if p.training is None else p.training.loss for p in self.participants}
+        return losses.pop() if len(losses) == 1 else UnknownLoss()
 
     def _labels(self, truths: Truths) -> Tensor:
         """Return each client's labels in no particular order."""
-        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
+        return torch.cat([_sorted(truths.of(p.name, self.round).labels) for p in self.participants])
 
     def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
         """Return the labels of each batch of a single client; in an aggregate they belong to no batch."""
         return truths.batch_labels.get((self.round, self.participants[0].name)) if len(self.participants) == 1 else None
+
+
+def _sorted(targets: Tensor) -> Tensor:
+    """Return classes or other targets in an order that does not depend on that of the examples."""
+    if is_class_labels(targets):
+        return targets.sort().values
+    return targets[sorted(range(len(targets)), key=lambda i: targets[i].flatten().tolist())]
 
 
 def check_common_model(round_: Round, index: int, clients: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ KIND_OF_KEY = {
     "defended": "defences",
     "attacks": "attacks",
     "labels": "labels",
+    "loss": "losses",
     "refine": "refinements",
     "names": "metrics",
     "metric": "metrics",

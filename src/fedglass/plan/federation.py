@@ -14,7 +14,7 @@ from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
-from fedglass.core.types import Whitening
+from fedglass.core.types import Training, Whitening
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
@@ -26,6 +26,7 @@ from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.truth import Examples
 from fedglass.federation.views import AggregateView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
+from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import matching_parameters, with_fixed
@@ -56,13 +57,14 @@ def simulated(
     """Return a federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
     init = by_name(initialisation_at(table.init, folder))
-    data = _dataset(table, folder, own_seed)
-    model = _model(table, data, init, own_seed)
+    training = table.training.value()
+    data = _with_targets(_dataset(table, folder, own_seed), training)
+    model = _model(table, data, init, own_seed, training)
     examples, test, at_server, unused = _split(table, data, own_seed)
     federation = Federation(
         model,
         _clients(table, examples, protection),
-        table.training.value(),
+        training,
         data.classes,
         data.whitening,
         aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
@@ -101,8 +103,16 @@ def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
         _model(table, data, init, own_seed)
 
 
-def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: int) -> nn.Module:
-    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed)
+def _with_targets(data: Dataset, training: Training) -> Dataset:
+    """Return the data with classes as one-hot targets where the loss asks for numbers."""
+    return replace(data, labels=targets_from_classes(training.loss, data.labels, data.classes))
+
+
+def _model(
+    table: FederationTable, data: Dataset, init: Initialisation, seed: int, training: Training | None = None
+) -> nn.Module:
+    single = training is not None and training.loss is not None
+    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed, single_output=single)
     return with_fixed(model, matching_parameters(model, table.untrained)) if table.untrained else model
 
 

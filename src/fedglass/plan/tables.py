@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.fl.loss.targets import loss_fields
 
 MOST_CASES = 100_000
 """Largest attacks x messages x repeats of a plan; each case is a record and takes at least seconds."""
@@ -84,6 +85,10 @@ Listed = BeforeValidator(listed)
 Defences = Annotated[list[DefenceTable], Field(max_length=20), Listed]
 
 
+class LossTable(Named):
+    """A loss; all other keys are its options."""
+
+
 class TrainingTable(Table):
     """The training of a client."""
 
@@ -115,6 +120,8 @@ class TrainingTable(Table):
     """Largest norm of each step's gradient; larger gradients are scaled down."""
     label_smoothing: Share = 0.0
     """The share of each label that is spread over all classes."""
+    loss: Name | LossTable | None = None
+    """The loss: a name of `fedglass list losses`, or a table of a name and options; left out: mean cross entropy."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingTable:
@@ -128,6 +135,11 @@ class TrainingTable(Table):
             raise ValueError("nesterov needs a momentum above 0: add momentum = 0.9, or leave nesterov out")
         if self.steps is not None and "epochs" in self.model_fields_set:
             raise ValueError("steps replaces epochs, but the plan has both: leave one of them out")
+        if self.loss is not None and self.label_smoothing:
+            raise ValueError(
+                'label_smoothing belongs to the default loss: write loss = { name = "cross_entropy", label_smoothing = '
+                f"{self.label_smoothing:g} }}, or leave one of them out"
+            )
         return self
 
     def value(self) -> Training:
@@ -140,8 +152,16 @@ class TrainingTable(Table):
             self.shuffle,
             self.steps,
             self.clip,
-            self.label_smoothing,
+            **self._loss(),
         )
+
+    def _loss(self) -> dict[str, Any]:
+        """Return the fields of the loss; those of mean cross entropy are as without the key."""
+        from fedglass.plan.options import made  # which imports this module
+
+        if self.loss is None:
+            return {"label_smoothing": self.label_smoothing}
+        return loss_fields(made("losses", LossTable(name=self.loss) if isinstance(self.loss, str) else self.loss))
 
     def _optimiser(self) -> Optimiser:
         """Return the optimiser, with its own defaults for missing keys."""

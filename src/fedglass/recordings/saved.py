@@ -27,6 +27,7 @@ from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.fl.loss.targets import name_and_options, named_loss
 from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
 from fedglass.recordings.reader import first_problem
 
@@ -75,6 +76,29 @@ def _named_optimiser(optimiser: Any) -> Any:
     return {"name": name, "options": vars(optimiser)}
 
 
+class SavedLoss(BaseModel, frozen=True, extra="forbid"):
+    """A built-in loss by name, with its options."""
+
+    name: Text
+    options: dict[Text, float | int | str | list[float]] = {}
+
+    def value(self) -> Any:
+        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.options.items()}
+        return named_loss(self.name, plain, own=False)
+
+
+def _named_loss(loss: Any) -> Any:
+    """Return the name and the options of a loss; what is read from a file has them already."""
+    if isinstance(loss, dict | list | str | int | float | None):
+        return loss
+    named = name_and_options(loss)
+    if named is None:
+        raise UsageError(
+            f"A transcript cannot name the loss {loss!r}, which is not built in: save it without the clients' training."
+        )
+    return {"name": named[0], "options": named[1]}
+
+
 class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     """The declared training of a client."""
 
@@ -87,6 +111,7 @@ class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     steps: Count | None
     clip: float | None
     label_smoothing: float
+    loss: Annotated[SavedLoss | None, BeforeValidator(_named_loss)] = None
 
 
 class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
@@ -101,12 +126,15 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
     known_as: Text = ""
     counted: bool = True
     untrained: Names = []
+    loss: Annotated[SavedLoss | None, BeforeValidator(_named_loss)] = None
 
     def value(self) -> Participant:
-        training = None
+        training, loss = None, None if self.loss is None else self.loss.value()
         if self.training is not None:
-            training = Training(**{**dict(self.training), "optimiser": self.training.optimiser.value()})
-        return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
+            trained_on = None if self.training.loss is None else self.training.loss.value()
+            parts = {"optimiser": self.training.optimiser.value(), "loss": trained_on}
+            training = Training(**{**dict(self.training), **parts})
+        return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained), "loss": loss})
 
 
 class SavedRound(BaseModel, frozen=True, extra="forbid"):

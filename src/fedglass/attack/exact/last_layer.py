@@ -39,6 +39,7 @@ from fedglass.attack.exact.cut import (
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
@@ -136,6 +137,8 @@ class Peeling:
             return layer
         if observation.knows.examples == 1:
             return "division reads a single example"
+        if not has_classes(observation):
+            return needs_classes(observation)
         return "" if layer.relu and layer.bias is not None else "no ReLU follows a first dense layer with a bias"
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
@@ -322,6 +325,8 @@ class LastLayer:
         layer, knows = first_dense(observation), observation.knows
         if isinstance(layer, str):
             return f"{layer}, so that the last layer's features give no pixels"
+        if not has_classes(observation):
+            return needs_classes(observation)
         if not knows.examples < knows.classes:
             return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
         return "division reads a single example" if knows.examples == 1 else ""

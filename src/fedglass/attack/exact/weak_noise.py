@@ -22,6 +22,7 @@ from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.linear import smoothest_images
+from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -92,6 +93,8 @@ class WeakNoise:
             return layer
         if observation.knows.examples != 1:
             return "rows agree only for a single example"
+        if not has_classes(observation):
+            return needs_classes(observation)
         return "" if layer.bias is not None else "the first dense layer trains no bias"
 
     def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:

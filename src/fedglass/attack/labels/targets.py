@@ -1,0 +1,186 @@
+"""Targets of a loss without one class for each example: known, recovered from the last layer, or optimised.
+
+The gradient of the last layer's bias is the sum over the examples of the loss's gradient by the outputs, the residual.
+For binary cross entropy and squared error it is affine in the targets, so that it gives their mean, with the outputs of
+noise images in place of the unknown ones. Labels that hold or not are then whole numbers of examples. Which example has
+which is read from the last layer's weights: the residual of each example lies in the span of their update. What remains
+open is optimised together with the images.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedglass.attack.forward.target import head_of, network_of
+from fedglass.attack.images.pixels import like
+from fedglass.attack.labels.counts import is_clipped
+from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, fixed_labels
+from fedglass.attack.parts import Bound, Labels
+from fedglass.core.errors import FedglassError
+from fedglass.core.losses import Loss, TargetKind, target_kind
+from fedglass.core.registry import register
+from fedglass.core.types import Observation, Unknown
+
+NOISE_IMAGES = 100
+"""Noise images over which the network's outputs are averaged."""
+BELIEVABLE = 0.3
+"""The largest distance of a count of labels from a whole number: beyond it the outputs of noise are no guide."""
+MOST_PATTERNS = 2**16
+"""Combinations of labels that are compared with the span of the residuals."""
+CLEARER = 2.0
+"""The next combination of labels must lie this many times as far from the span as the chosen one."""
+SPREAD = 0.05
+"""Standard deviation of starts around a recovered mean: equal starts would move alike."""
+
+
+def labels_for_loss(labels: Labels, observation: Observation) -> Labels:
+    """Return the labels part that fits the loss: itself for classes, else one for targets, inside the same wrappers."""
+    kind = target_kind(observation.knows.objective)
+    if kind is TargetKind.CLASSES or isinstance(labels, OracleLabels | OracleBatchLabels | RecoveredTargets):
+        return labels
+    part: Any = labels
+    if hasattr(part, "labels"):  # a wrapper, such as a participant's
+        inner = labels_for_loss(part.labels, observation)
+        return replace(part, labels=inner)  # type: ignore[no-any-return] # the same wrapper
+    return RecoveredTargets()
+
+
+@register(
+    "labels",
+    "targets",
+    summary="targets of a loss without classes: from the last layer, else optimised with the images",
+)
+@dataclass(frozen=True)
+class RecoveredTargets:
+    """Targets that the last layer gives, or else unknowns that start at their recovered mean.
+
+    `rate` is relative to the solver's.
+    """
+
+    rate: float = 1.0
+
+    def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
+        loss, tensor = observation.knows.objective, like(observation)
+        outputs = noise_outputs(observation, generator)  # (...), of one example
+        n, kind = observation.knows.examples, target_kind(loss)
+        if kind in (TargetKind.CLASSES, TargetKind.PIXELS):
+            start = SPREAD * torch.randn(n, *outputs.shape, generator=generator).to(tensor)
+            return Bound((Unknown(start, rate=self.rate),), _shares)
+        mean = mean_targets(observation, outputs)
+        if kind is TargetKind.SHARES and mean is not None:
+            patterns = _recovered_patterns(observation, outputs, mean)
+            if patterns is not None:
+                return fixed_labels(patterns.to(tensor))
+        noise = SPREAD * torch.randn(n, *outputs.shape, generator=generator).to(tensor)
+        if kind is TargetKind.SHARES:
+            start = ((mean if mean is not None else torch.full_like(outputs, 0.5)) + noise).clamp(0, 1)
+            zero, one = tensor.new_zeros(()), tensor.new_ones(())
+            return Bound((Unknown(start, zero, one, self.rate),), lambda tensors: tensors[0])
+        start = (mean if mean is not None else outputs) + noise
+        return Bound((Unknown(start, rate=self.rate),), lambda tensors: tensors[0])
+
+
+def _shares(tensors: Any) -> Tensor:
+    """Return the probability of each class, of an example or a pixel, from free logits.  # (n, classes, ...)"""
+    logits: Tensor = tensors[0]
+    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
+
+
+def noise_outputs(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Return the mean outputs of the network for noise images, at the weights before.  # (outputs, ...)"""
+    network, tensor = network_of(observation), like(observation)
+    noise = torch.randn(NOISE_IMAGES, *observation.knows.shape, generator=generator).to(tensor)
+    with torch.no_grad():
+        outputs = network([observation.before[name] for name in network.names], noise)
+    return outputs.mean(0)
+
+
+def mean_targets(observation: Observation, outputs: Tensor) -> Tensor | None:
+    """Return the mean over the examples of their targets; None where the last layer does not give it.  # (outputs,)"""
+    loss, residual = observation.knows.objective, residual_sum(observation)
+    if residual is None or loss is None or not getattr(loss, "affine", False) or residual.shape != outputs.shape:
+        return None
+    at_zero, slope = _residuals(observation, loss, outputs)
+    return (residual - at_zero) / slope
+
+
+def _residuals(observation: Observation, loss: Loss, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of residuals if all targets are 0, and what it gains if all are 1.  # (outputs,) each"""
+    training = observation.knows.training
+    n = observation.knows.examples // observation.knows.clients
+    batch = n if training is None or training.batch_size is None else min(n, training.batch_size)
+    logits = outputs.expand(max(1, batch), *outputs.shape).clone().requires_grad_()
+    with torch.enable_grad():
+        values = [loss.value(logits, torch.full_like(logits, target)) for target in (0.0, 1.0)]
+        first, last = (torch.autograd.grad(value, logits)[0].sum(0) for value in values)
+    return first, last - first
+
+
+def residual_sum(observation: Observation) -> Tensor | None:
+    """Return the mean over the local steps of the gradient of the last layer's bias; None where it is not known."""
+    try:
+        _, bias = head_of(observation, network_of(observation))
+    except FedglassError:  # no dense layer, or one that is not trained
+        return None
+    travel = observation.knows.travel
+    if bias is None or bias not in observation.update or travel is None or is_clipped(observation):
+        return None
+    return observation.update[bias] / -travel
+
+
+def _recovered_patterns(observation: Observation, outputs: Tensor, mean: Tensor) -> Tensor | None:
+    """Return the labels of each example, where they hold or not; None where they are not clear.  # (n, outputs)"""
+    n = observation.knows.examples
+    counts = n * mean
+    whole = counts.round().clamp(0, n)
+    if bool((counts - whole).abs().max() > BELIEVABLE):
+        return None
+    certain = (whole == 0) | (whole == n)
+    if bool(certain.all()):
+        return (whole / n).expand(n, -1).clone()
+    return _patterns_in_span(observation, outputs, whole)
+
+
+def _patterns_in_span(observation: Observation, outputs: Tensor, counts: Tensor) -> Tensor | None:
+    """Return n combinations of labels with these counts whose residuals lie in the span of the last layer's update."""
+    n, loss = observation.knows.examples, observation.knows.objective
+    assert loss is not None, "the mean cross entropy has classes"
+    weight, bias = head_of(observation, network_of(observation))
+    assert bias is not None, "the mean of the targets was computed from it"
+    update = torch.cat([observation.update[weight].flatten(1), observation.update[bias][:, None]], 1).double()
+    if n >= min(update.shape):
+        return None
+    basis = torch.linalg.svd(update, full_matrices=False).U[:, :n]  # (outputs, n)
+    open_labels = torch.nonzero((counts > 0) & (counts < n))[:, 0]
+    if 2 ** len(open_labels) > MOST_PATTERNS:
+        return None
+    combinations = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * len(open_labels)).view(-1, len(open_labels))
+    labels = (counts > 0).double().cpu().repeat(len(combinations), 1)
+    labels[:, open_labels.cpu()] = combinations.double()
+    at_zero, slope = (part.double().cpu() for part in _residuals(observation, loss, outputs))
+    residuals = at_zero + slope * labels  # (patterns, outputs)
+    basis = basis.cpu()
+    distances = (residuals - residuals @ basis @ basis.T).norm(dim=1) / residuals.norm(dim=1)
+    groups = sorted(_groups(labels, distances, counts.double().cpu(), n), key=lambda group: group[0])
+    if not groups or (len(groups) > 1 and groups[1][0] < CLEARER * groups[0][0]):
+        return None
+    return labels[list(groups[0][1])].to(outputs)
+
+
+def _groups(
+    labels: Tensor, distances: Tensor, counts: Tensor, n: int, nearest: int = 40
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield each choice of n of the nearest combinations that has these counts, after its largest distance."""
+    candidates = distances.argsort()[:nearest].tolist()
+    if n > 3:
+        candidates = candidates[: 4 * n]
+    choices = itertools.combinations_with_replacement(candidates, n)
+    for choice in itertools.islice(choices, 200_000):
+        if torch.equal(labels[list(choice)].sum(0), counts):
+            yield float(distances[list(choice)].max()), choice
