@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedglass.audit.protection import defence_names
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.losses import grouping, is_class_labels
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
@@ -25,6 +26,7 @@ from fedglass.data.npz import read_npz
 from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
@@ -128,7 +130,8 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
     _check_adversary(table, adversary)
     data = None if table.truth is None else _truth(table, _path(table.truth, folder))
     shape = data.shape if data is not None else _shape(table)
-    model = build(table.model, shape=shape, classes=table.classes)
+    single = table.training is not None and table.training.loss is not None
+    model = build(table.model, shape=shape, classes=table.classes, single_output=single)
     file = _read_state("recording.before", _path(table.before, folder), model)
     before, buffers = _split(file.single, model)
     if table.buffers is not None:
@@ -215,7 +218,7 @@ def _truths(participants: tuple[Participant, ...], data: Dataset) -> Truths:
     """
     sizes = [p.examples for p in participants]
     even = len(set(sizes)) == 1
-    order = torch.arange(len(data)) if even else data.labels.argsort(stable=True)
+    order = torch.arange(len(data)) if even else grouping(data.labels).argsort(stable=True)
     images, labels = torch.split(data.images[order], sizes), torch.split(data.labels[order], sizes)
     names = [p.name for p in participants]
     return Truths({name: Examples(*pair) for name, pair in zip(names, zip(images, labels, strict=True), strict=True)})
@@ -254,7 +257,13 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
             f"recording.truth {path}: expected images of shape {tuple(table.shape)} as recording.shape says, "
             f"got {data.shape}: correct one of them."
         )
-    if int(data.labels.max()) >= table.classes:
+    if not is_class_labels(data.labels):
+        if data.labels.is_floating_point() and data.labels.shape[1] != table.classes:
+            raise DataError(
+                f"recording.truth {path}: expected {table.classes} numbers as the target of an image, as many as "
+                f"recording.classes, got {data.labels.shape[1]}: correct one of them."
+            )
+    elif int(data.labels.max()) >= table.classes:
         raise DataError(
             f"recording.truth {path}: labels must lie in 0 to {table.classes - 1}, got "
             f"{int(data.labels.max())}: correct the labels or raise recording.classes."
@@ -264,7 +273,11 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
             f"recording.examples is {table.examples}, but recording.truth {path} holds {len(data)} images: "
             "give all images behind the message, or leave recording.examples out."
         )
-    return data
+    loss = None if table.training is None else table.training.value().loss
+    if loss is None:
+        return data
+    targets = targets_from_classes(loss, data.labels, table.classes)
+    return replace(data, labels=targets, classes=table.classes, class_names=None)
 
 
 def _update(

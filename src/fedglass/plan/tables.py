@@ -32,6 +32,7 @@ Examples = Annotated[int, Field(ge=1, le=1_000_000)]
 HeldOut = Annotated[int, Field(ge=0, le=1_000_000)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000)]
 Classes = Annotated[int, Field(ge=2, le=100_000)]
+Outputs = Annotated[int, Field(ge=1, le=100_000)]
 Side = Annotated[int, Field(ge=1, le=2048)]
 """Side of images in pixels; no attack can handle larger ones."""
 Client = Annotated[int, Field(ge=0, lt=10_000)]
@@ -351,8 +352,8 @@ class RecordingTable(Table):
     """A safetensors file of those after the training, for checks, if `after` has none."""
     truth: Name | None = None
     """An npz file of the images and labels behind the message, for scoring."""
-    classes: Classes
-    """Of the model."""
+    classes: Outputs
+    """Of the model; of a loss without classes its number of outputs."""
     shape: Annotated[list[Side], Field(min_length=3, max_length=3)] | None = None
     """Channels, height and width, if there is no truth."""
     examples: Examples | None = None

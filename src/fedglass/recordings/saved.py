@@ -151,7 +151,7 @@ class SavedTerms(BaseModel, frozen=True, extra="forbid"):
     """The public facts of a federation."""
 
     shape: tuple[Count, Count, Count]
-    classes: Annotated[int, Field(ge=2)]
+    classes: Annotated[int, Field(ge=1)]
     mean: list[float]
     std: list[float]
     clients: Names

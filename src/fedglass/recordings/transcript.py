@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.losses import is_class_labels
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import COUNTER, Params, add, buffers_of, subtract, weights_of
 from fedglass.core.types import Whitening
@@ -35,7 +36,7 @@ class ModelSpec:
     whitening: Whitening
 
     def build(self) -> nn.Module:
-        return build(self.model, shape=self.shape, classes=self.classes)
+        return build(self.model, shape=self.shape, classes=self.classes, single_output=True)
 
 
 def model_spec(
@@ -74,6 +75,13 @@ def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[i
             f"as {bundle.folder} says: correct one of them."
         )
     labels = examples.labels
+    if not is_class_labels(labels):
+        if labels.is_floating_point() and labels.shape[1] != classes:
+            raise DataError(
+                f"recording.truth has {labels.shape[1]} numbers as a target of {client!r}, expected {classes} as "
+                f"{bundle.folder} says: correct one of them."
+            )
+        return
     if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
         raise DataError(
             f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "
