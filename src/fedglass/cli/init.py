@@ -49,6 +49,7 @@ epochs = 1               # one epoch on all examples at once is FedSGD
 # optimiser = "sgd"      # takes momentum, nesterov and weight_decay; or "adam", "adamw": betas, eps and weight_decay
 # shuffle = true         # or false: batches in file order; steps = 40 instead of epochs may end within an epoch
 # clip = 1.0             # largest gradient norm of a step; label_smoothing = 0.1 spreads that share of each label
+# loss = "cross_entropy" # or another of `fedglass list losses`, such as { name = "mse_loss", reduction = "sum" }
 
 # Clients that differ from the others, by position. Keys that are left out have the values above. One table per group.
 # [[federation.group]]

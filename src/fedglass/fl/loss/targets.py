@@ -16,6 +16,9 @@ from fedglass.core.registry import built_in, make
 from fedglass.core.types import Training
 from fedglass.fl.loss.losses import CrossEntropy
 
+SUM_ERROR = 1e-3
+"""The rounding of probabilities that add up to 1."""
+
 
 def named_loss(name: str, options: Mapping[str, Any] | None = None, own: bool = True) -> Loss:
     """Return the loss of that name with its options; without `own` it must be built in, as the names of files are.
@@ -113,6 +116,11 @@ def check_targets(who: str, loss: Loss | None, targets: Tensor, outputs: tuple[i
         raise DataError(f"{who} has targets of type {got}, but {name} needs floats: convert them.")
     elif not bool(torch.isfinite(targets).all()):
         raise DataError(f"{who} has targets that are NaN or infinite: correct them.")
+    elif kind is TargetKind.CLASSES and not bool(((targets.sum(1) - 1).abs() <= SUM_ERROR).all()):
+        raise DataError(
+            f"{who} has targets that do not add up to 1, but {name} needs one class for each example, or probabilities "
+            "of the classes: choose another loss, such as binary_cross_entropy_with_logits."
+        )
     elif kind is not TargetKind.NUMBERS and not bool(((targets >= 0) & (targets <= 1)).all()):
         raise DataError(
             f"{who} has targets from {float(targets.min()):g} to {float(targets.max()):g}, but {name} needs targets in "
