@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.forward.unroll import Unroll
+from fedglass.attack.labels.counts import BiasCounts, CountsBefore, InstanceCounts
 from fedglass.attack.labels.given import OracleLabels
+from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.labels.targets import RecoveredTargets, labels_for_loss, mean_targets, noise_outputs
 from fedglass.attack.participant import FixOwnLabels
 from fedglass.core.errors import UsageError
@@ -22,7 +24,15 @@ from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows, ServerView
-from fedglass.fl.loss.losses import AbsoluteLoss, BinaryCrossEntropy, Dice, PixelCrossEntropy, SquaredLoss, UnknownLoss
+from fedglass.fl.loss.losses import (
+    AbsoluteLoss,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Dice,
+    PixelCrossEntropy,
+    SquaredLoss,
+    UnknownLoss,
+)
 from fedglass.metrics.catalogue import score
 from fedglass.recipes.exact import exact
 from fedglass.recipes.inverting_gradients import inverting_gradients
@@ -212,3 +222,29 @@ def test_other_images_are_not_verified_without_the_loss() -> None:
         for images in (truth.images, truth.images.flip(-1), F.avg_pool2d(truth.images, 3, 1, 1))
     ]
     assert energies[0] < 1e-4 < 0.05 < min(energies[1:])
+
+
+def counted(part: Any, training: Training) -> list[int]:
+    labels = torch.tensor([0, 1, 1, 4, 4, 4])
+    images = torch.rand(6, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    federation = Federation(mlp(5), [Client("a", images, labels)], training, 5, GREY)
+    observation, _ = observe(federation, ServerView(0), Knows())
+    found: list[int] = part.bind(observation, stream(0, "x")).decode([]).sort().values.tolist()
+    return found
+
+
+@pytest.mark.parametrize("part", [BiasCounts(), InstanceCounts(), CountsBefore(), SignRule()], ids=repr)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_summed_cross_entropy_gives_the_same_labels(part: Any, smoothing: float, size: int | None) -> None:
+    options: dict[str, Any] = {"batch_size": size, "shuffle": False}
+    mean = Training(1e-3, label_smoothing=smoothing, **options)
+    # Steps that are as long: the sum is as many times the mean as a batch has examples.
+    summed = Training(1e-3 / (size or 6), loss=CrossEntropy(smoothing, reduction="sum"), **options)
+    assert counted(part, summed) == counted(part, mean)
+
+
+def test_weights_of_classes_are_taken_out_of_counts() -> None:
+    weights = (1.0, 1.5, 1.0, 1.0, 0.8)
+    for part in (BiasCounts(), InstanceCounts()):
+        assert counted(part, Training(1e-3, loss=CrossEntropy(weight=weights))) == [0, 1, 1, 4, 4, 4]

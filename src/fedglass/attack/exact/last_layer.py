@@ -34,7 +34,6 @@ from fedglass.attack.exact.cut import (
     gradients_at,
     head_gradients,
     refine_inputs,
-    smoothing_of,
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
@@ -42,7 +41,14 @@ from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
 from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
+from fedglass.attack.labels.counts import (
+    InstanceCounts,
+    is_clipped,
+    mean_travel,
+    round_to_sum,
+    smoothing_of,
+    unsmoothed,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -213,7 +219,7 @@ def _last_inputs(
     observation: Observation, layer: DenseUpdate, search: SearchBudget
 ) -> tuple[Tensor, Tensor, float] | None:
     """Return the features of all examples, their labels, and the factor between gradient and update."""
-    count, travel = observation.knows.examples, observation.knows.travel
+    count, travel = observation.knows.examples, mean_travel(observation)
     if not 1 <= count < observation.knows.classes or travel is None or layer.bias is None:
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
