@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, network_of
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import head_of, like, network_of
 from fedglass.attack.labels.counts import is_clipped
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels, fixed_labels
 from fedglass.attack.parts import Bound, Labels
@@ -125,7 +124,7 @@ def _residuals(observation: Observation, loss: Loss, outputs: Tensor) -> tuple[T
 def residual_sum(observation: Observation) -> Tensor | None:
     """Return the mean over the local steps of the gradient of the last layer's bias; None where it is not known."""
     try:
-        _, bias = head_of(observation, network_of(observation))
+        _, bias = head_of(observation)
     except FedglassError:  # no dense layer, or one that is not trained
         return None
     travel = observation.knows.travel
@@ -151,7 +150,7 @@ def _patterns_in_span(observation: Observation, outputs: Tensor, counts: Tensor)
     """Return n combinations of labels with these counts whose residuals lie in the span of the last layer's update."""
     n, loss = observation.knows.examples, observation.knows.objective
     assert loss is not None, "the mean cross entropy has classes"
-    weight, bias = head_of(observation, network_of(observation))
+    weight, bias = head_of(observation)
     assert bias is not None, "the mean of the targets was computed from it"
     update = torch.cat([observation.update[weight].flatten(1), observation.update[bias][:, None]], 1).double()
     if n >= min(update.shape):
