@@ -113,6 +113,15 @@ def test_two_x_rays_with_several_labels_come_back() -> None:
     assert min(psnr) > 30 > 22 > blind(IMAGES)
 
 
+def test_a_single_label_is_counted() -> None:
+    """Which example has it is a matter of their order."""
+    for labels in ([[1.0], [0.0]], [[1.0], [1.0]], [[0.0], [0.0]]):
+        observation, _ = seen(BinaryCrossEntropy(), torch.tensor(labels), cnn(1))
+        found = RecoveredTargets().bind(observation, stream(0, "x"))
+        assert not found.unknowns
+        assert found.decode([]).tolist() == labels
+
+
 @pytest.mark.parametrize("loss", [SquaredLoss(), AbsoluteLoss(), SquaredLoss("sum")], ids=repr)
 def test_an_image_behind_a_regression_comes_back(loss: Any) -> None:
     observation, truth = seen(loss, torch.tensor([[0.7, -1.3]]), cnn(2))

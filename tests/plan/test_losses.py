@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedglass.audit.audit import run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.losses import TargetKind
@@ -164,3 +165,25 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, training: str, targets: An
     with pytest.raises(UsageError, match=says) as caught:
         simulated(tmp_path, training)
     assert not re.search(r"\. [A-Z]", str(caught.value).replace("Known: ", ""))
+
+
+def test_an_audit_of_several_labels_runs_to_its_report(tmp_path: Path) -> None:
+    store(tmp_path, targets=np.eye(6, 4, dtype=np.uint8))
+    more = "test_examples = 2"
+    plan = parse_plan(
+        PLAN.format(data="npz:set.npz", model="mlp", training='loss = "binary_cross_entropy_with_logits"', more=more)
+    )
+    summary = run(compile_plan(plan, tmp_path), tmp_path / "out")
+    records = {record.attack: record for record in summary.records}
+    searched, read = records["inverting_gradients"], records["exact"]
+    assert (searched.labels_true, searched.label_errors) == ([-1, -1], None)
+    assert (read.method, read.explains, read.labels_recovered) == ("division", True, [-1, -1])
+    assert min(read.metrics["psnr"]) > 60
+
+
+def test_a_backdoor_needs_classes(tmp_path: Path) -> None:
+    store(tmp_path, targets=np.eye(6, 4, dtype=np.uint8))
+    group = 'group = [{ clients = [0], behaviour = { name = "backdoor" } }]'
+    federation = simulated(tmp_path, 'loss = "binary_cross_entropy_with_logits"', more=group).federation
+    with pytest.raises(UsageError, match="'backdoor' needs a loss with one class for each example"):
+        federation.run()

@@ -143,6 +143,8 @@ def _recovered_patterns(observation: Observation, outputs: Tensor, mean: Tensor)
     certain = (whole == 0) | (whole == n)
     if bool(certain.all()):
         return (whole / n).expand(n, -1).clone()
+    if int((~certain).sum()) == 1:  # all choices are the same but for the order of the examples
+        return (torch.arange(n, device=whole.device)[:, None] < whole).to(outputs)
     return _patterns_in_span(observation, outputs, whole)
 
 
