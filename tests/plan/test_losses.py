@@ -17,8 +17,8 @@ from fedglass.core.errors import UsageError
 from fedglass.core.losses import TargetKind
 from fedglass.core.types import Training
 from fedglass.fl.loss.losses import BinaryCrossEntropy, CrossEntropy, SquaredLoss
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import compile_plan
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import parse_plan
 from fedglass.plan.tables import TrainingTable
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fedglass.audit.cases import NoProgress
+from fedglass.audit.cases import QuietProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess
@@ -45,21 +45,21 @@ def test_entries_of_one_table_can_be_chosen() -> None:
 
 def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place, results = tmp_path / "out", tmp_path / "results"
-    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, QuietProgress())
     assert written.written == len(planned) == 2
     lines = read_results(results).lines
     assert [line.client for line in lines] == [0, 1]
     assert all(line.metrics["label_errors"] >= 0 for line in lines)
     assert str(tmp_path) not in (results / "dlfa.jsonl").read_text()
-    again = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    again = run_campaign(planned, place, results, InProcess(), 1, 1.0, QuietProgress())
     assert again.written == 0
 
 
 def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place = tmp_path / "out"
-    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, NoProgress())
+    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, QuietProgress())
     before = (place / "records.jsonl").read_bytes()
-    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, NoProgress())
+    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, QuietProgress())
     assert (place / "records.jsonl").read_bytes() == before
     assert read_results(tmp_path / "first").keys() == read_results(tmp_path / "second").keys()
 
@@ -85,7 +85,7 @@ def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[Pl
     cheap, other = planned
     unit = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1.0).seconds
     slow = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1800.0 / unit)
-    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, NoProgress())
+    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, QuietProgress())
     assert written.written == 1
     assert read_results(tmp_path / "results").keys() == {cheap.case.key}
 
@@ -93,7 +93,7 @@ def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[Pl
 def test_nothing_starts_after_the_time_is_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     times = iter([0.0, 3700.0])
     written = run_campaign(
-        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, NoProgress(), lambda: next(times)
+        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, QuietProgress(), lambda: next(times)
     )
     assert written.written == 0
 

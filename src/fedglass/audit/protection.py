@@ -11,7 +11,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import some
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
-from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
+from fedglass.defend.accounting import Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.execution.executor import as_usage_error
@@ -111,27 +111,19 @@ def _named(clients: Sequence[str]) -> str:
 
 def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
     """Return sentences about the differential privacy of a client's defences; often none."""
-    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
+    sentences, examples = list[str](), len(client.labels)
+    times = "one round" if rounds == 1 else f"{rounds} rounds"
+    if isinstance(client.gradient, DPSGD):
+        spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
+        texts = "; ".join(map(str, spent))
+        sentences.append(f"Each of a client's {examples} example(s), over {times} of DP-SGD: {texts}.")
+    multiplier = _noise_over_norm(_releases(client.release))
+    if multiplier > 0:  # noise after a clip is a Gaussian mechanism for all examples of a client
+        texts = "; ".join(map(str, budgets(Mechanism(multiplier, 1.0, rounds), DELTA)))
+        sentences.append(f"Whether a client takes part, over {times} of clipped and noised updates: {texts}.")
     if sentences and not opacus.opacus_installed():
         sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     return sentences
-
-
-def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
-    if not isinstance(client.gradient, DPSGD):
-        return []
-    examples = len(client.labels)
-    spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
-    return [f"Each of a client's {examples} example(s), over {_times(rounds)} of DP-SGD: {_all(spent)}."]
-
-
-def _of_updates(client: Client, rounds: int) -> list[str]:
-    """Return the budget of noise after a clip: a Gaussian mechanism for all examples of a client."""
-    multiplier = _noise_over_norm(_releases(client.release))
-    if multiplier == 0:
-        return []
-    spent = budgets(Mechanism(multiplier, 1.0, rounds), DELTA)
-    return [f"Whether a client takes part, over {_times(rounds)} of clipped and noised updates: {_all(spent)}."]
 
 
 def _noise_over_norm(parts: Sequence[Release]) -> float:
@@ -159,11 +151,3 @@ def _releases(release: Release) -> list[Release]:
     if isinstance(release, Chain):
         return [part for inner in release.releases for part in _releases(inner)]
     return [] if isinstance(release, AsIs) else [release]
-
-
-def _times(rounds: int) -> str:
-    return "one round" if rounds == 1 else f"{rounds} rounds"
-
-
-def _all(spent: tuple[Budget, ...]) -> str:
-    return "; ".join(map(str, spent))

@@ -19,8 +19,8 @@ import numpy as np
 from fedglass.core.errors import UsageError
 from fedglass.recorders.client import copy_training, folder_name, log_and_continue
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
-from fedglass.recordings.sizes import sizes_of_extras
+from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
+from fedglass.recordings.format import MANIFEST
 
 NAME_METRIC = "partition-id"
 Part = dict[str, Any]

@@ -27,9 +27,8 @@ from fedglass.core.errors import UsageError
 from fedglass.recorders.client import ClientRecorder, copy_training, folder_name, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.files import Form
-from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
-from fedglass.recordings.sizes import sizes_of_extras
+from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
+from fedglass.recordings.format import MANIFEST, Form
 
 log = logging.getLogger("fedglass")
 SITE_FILTERS = "task_result_filters"

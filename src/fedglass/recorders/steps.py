@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
 from fedglass.recorders.objectives import NamedObjective, named_objective
 
@@ -43,10 +44,6 @@ class ForwardPass:
     """All outputs, of any shape."""
     used: bool = False
     """Whether a gradient came back through it."""
-
-    @property
-    def outputs(self) -> int | None:
-        return self.logits[0].shape[1] if self.logits else None
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
@@ -216,7 +213,7 @@ class LossCall:
     @property
     def plain_mean(self) -> bool:
         """Whether it is the mean over all examples, of one class each, with the weight 1."""
-        is_class = self.targets is not None and _are_classes(self.targets)
+        is_class = self.targets is not None and is_class_labels(self.targets)
         return self.plain and is_class and abs(self.weight - 1) <= 1e-3
 
     def on_gradient(self, gradient: Tensor) -> None:
@@ -328,20 +325,17 @@ class ObservedStep:
             penalty=penalty,
             module=None if first is None else first.module,
             shape=None if first is None or first.inputs is None else tuple(first.inputs.shape[1:]),
-            outputs=None if first is None else first.outputs,
+            outputs=first.logits[0].shape[1] if first is not None and first.logits else None,
             objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
 
 
 def _labels(losses: Sequence[LossCall], examples: int) -> tuple[int, ...] | None:
     """Return the classes that losses were given, one for each example; several losses of the same must agree."""
-    classes = [loss.targets for loss in losses if loss.targets is not None and _are_classes(loss.targets)]
+    targets = [loss.targets for loss in losses if loss.targets is not None]
+    classes = [t for t in targets if t.dtype in (torch.int64, torch.int32, torch.uint8) and t.dim() == 1]
     if classes and sum(map(len, classes)) != examples and all(map(classes[0].equal, classes)):
         classes = classes[:1]
     if not classes or sum(map(len, classes)) != examples:
         return None
-    return tuple(int(label) for targets in classes for label in targets)
-
-
-def _are_classes(targets: Tensor) -> bool:
-    return targets.dtype in (torch.int64, torch.int32, torch.uint8) and targets.dim() == 1
+    return tuple(int(label) for labels in classes for label in labels)

@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from fedglass import __version__
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
+from fedglass.core.losses import Loss
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.fl.loss.targets import name_and_options, named_loss
+from fedglass.recordings.facts import Part
 from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
 from fedglass.recordings.reader import first_problem
 
@@ -50,19 +52,6 @@ class SavedFile(BaseModel, frozen=True, extra="forbid"):
     sha256: Sha256
 
 
-class SavedOptimiser(BaseModel, frozen=True, extra="forbid"):
-    """An optimiser by name, with its options."""
-
-    name: Text
-    options: dict[Text, float | bool | list[float]] = {}
-
-    def value(self) -> Any:
-        if self.name not in OPTIMISERS:
-            raise ValueError(f"unknown optimiser {self.name!r}, expected one of {', '.join(OPTIMISERS)}")
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.options.items()}
-        return OPTIMISERS[self.name](**plain)
-
-
 def _named_optimiser(optimiser: Any) -> Any:
     """Return the name and the options of an optimiser; what is read from a file has them already."""
     if isinstance(optimiser, dict | list | str | int | float | None):
@@ -74,17 +63,6 @@ def _named_optimiser(optimiser: Any) -> Any:
             "without the clients' training."
         )
     return {"name": name, "options": vars(optimiser)}
-
-
-class SavedLoss(BaseModel, frozen=True, extra="forbid"):
-    """A built-in loss by name, with its options."""
-
-    name: Text
-    options: dict[Text, float | int | str | list[float]] = {}
-
-    def value(self) -> Any:
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.options.items()}
-        return named_loss(self.name, plain, own=False)
 
 
 def _named_loss(loss: Any) -> Any:
@@ -99,6 +77,17 @@ def _named_loss(loss: Any) -> Any:
     return {"name": named[0], "options": named[1]}
 
 
+SavedLoss = Annotated[Part | None, BeforeValidator(_named_loss)]
+
+
+def _loss(part: Part | None) -> Loss | None:
+    """Return the built-in loss of that name; a file runs no other code."""
+    if part is None:
+        return None
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in part.options.items()}
+    return named_loss(part.name, options, own=False)
+
+
 class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     """The declared training of a client."""
 
@@ -106,12 +95,12 @@ class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     epochs: Count
     batch_size: Count | None
     batch_norm: BatchNorm
-    optimiser: Annotated[SavedOptimiser, BeforeValidator(_named_optimiser)]
+    optimiser: Annotated[Part, BeforeValidator(_named_optimiser)]
     shuffle: bool
     steps: Count | None
     clip: float | None
     label_smoothing: float
-    loss: Annotated[SavedLoss | None, BeforeValidator(_named_loss)] = None
+    loss: SavedLoss = None
 
 
 class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
@@ -126,15 +115,19 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
     known_as: Text = ""
     counted: bool = True
     untrained: Names = []
-    loss: Annotated[SavedLoss | None, BeforeValidator(_named_loss)] = None
+    loss: SavedLoss = None
 
     def value(self) -> Participant:
-        training, loss = None, None if self.loss is None else self.loss.value()
+        training = None
         if self.training is not None:
-            trained_on = None if self.training.loss is None else self.training.loss.value()
-            parts = {"optimiser": self.training.optimiser.value(), "loss": trained_on}
-            training = Training(**{**dict(self.training), **parts})
-        return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained), "loss": loss})
+            name, options = self.training.optimiser.name, self.training.optimiser.options
+            if name not in OPTIMISERS:
+                raise ValueError(f"unknown optimiser {name!r}, expected one of {', '.join(OPTIMISERS)}")
+            optimiser = OPTIMISERS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+            loss = _loss(self.training.loss)
+            training = Training(**{**dict(self.training), "optimiser": optimiser, "loss": loss})
+        values = {"training": training, "untrained": tuple(self.untrained), "loss": _loss(self.loss)}
+        return Participant(**{**dict(self), **values})
 
 
 class SavedRound(BaseModel, frozen=True, extra="forbid"):

@@ -11,7 +11,7 @@ from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
 from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Target, target_of
+from fedglass.audit.target import Target, ready_target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import derive
 from fedglass.federation.client import Client
@@ -20,7 +20,7 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup
 from fedglass.reproduce.populations import KINDS, Population
 
@@ -48,7 +48,7 @@ class SimulatedMessage:
         model = network_of(setup, self.seed, None if network is None else network.path)
         federation = federation_of(setup, model, self.clients, self.seed)
         (pending,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
-        target = pending.target()
+        target = ready_target(pending)
         observation = target.observation
         return replace(
             target,
@@ -128,7 +128,8 @@ class PlayedFederation:
             )
         view = PeerView(0, index) if setup.sizes else ServerView(0, index)
         transcript = Transcript(federation.model, federation.terms, {index: round_})
-        target = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
+        truths = federation.truths([index])
+        target = target_of(transcript, view, view.see(transcript, self.experiment.knows, truths), truths)
         return replace(target, utility=utility, public=Public.of(test.images, test.labels))
 
 

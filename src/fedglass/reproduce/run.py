@@ -16,8 +16,7 @@ from fedglass.audit.public import accuracy, sample_examples
 from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Executor, persistent
+from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
@@ -167,7 +166,8 @@ def _work(case: TrialCase, network: TrainedNetwork | None, deadline: float | Non
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
     if experiment.setup.federation_run is not None:
-        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device, deadline)
+        return Work(
+            case, PlayedFederation(experiment, trial.population, trial.client, trial.seed).target, device, deadline
+        )
     clients = clients_of_message(experiment.setup, trial.population, trial.client)
-    message = SimulatedMessage(experiment, clients, trial.seed, network)
-    return Work(case, message, device, deadline)
+    return Work(case, SimulatedMessage(experiment, clients, trial.seed, network).target, device, deadline)

@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as flower
 from fedglass.core.errors import UsageError
 from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

@@ -27,9 +27,9 @@ from fedglass.core.types import Knowledge, Observation, Unknown
 from fedglass.diffusion.autoencoders import LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.folder import (
     CONFIG,
+    TRAIN,
     WEIGHTS,
     Shape,
-    Wanted,
     check_unchanged,
     digest_of_files,
     load_autoencoder,
@@ -46,7 +46,6 @@ ENOUGH_IMAGES = 500
 """Number of images to learn from; fewer are augmented up to it."""
 MOST_PIXELS = 2**25
 """Number of pixels of all images together up to which they are augmented."""
-AUTOENCODER = Wanted("autoencoder", "train one with `fedglass train autoencoder DATA -o DIR`")
 SLOPE = 0.1
 """Slope of the leaky ReLU for negative inputs."""
 FULL_WIDTH_SIDE = 32
@@ -161,7 +160,7 @@ class StoredDecoder:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
                 f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are "
-                f"{expected}: {AUTOENCODER.train}."
+                f"{expected}: {TRAIN['autoencoder']}."
             )
         return network.latent_shape
 
@@ -227,14 +226,14 @@ def located_decoder(name: str, folder: Path) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[LatentSpace, str]:
-    where, trained_on = network_folder(Path(name), AUTOENCODER), Path(name) / TRAINED_ON
+    where, trained_on = network_folder(Path(name), "autoencoder"), Path(name) / TRAINED_ON
     if not trained_on.is_file():
         raise UsageError(
             f"The folder {name!r} does not say what its network was trained on ({TRAINED_ON} is missing). The report "
-            f"must name it: {AUTOENCODER.train}."
+            f"must name it: {TRAIN['autoencoder']}."
         )
     digest = digest_of_files([where / CONFIG, where / WEIGHTS, trained_on])
-    return load_autoencoder(Path(name), AUTOENCODER), digest
+    return load_autoencoder(Path(name), "autoencoder"), digest
 
 
 @functools.lru_cache(maxsize=4)
