@@ -81,6 +81,21 @@ def test_the_cost_of_an_entry_is_estimated_when_its_turn_comes(planned: list[Pla
     assert len(timed) == 2 * first
 
 
+def test_a_case_that_two_tables_have_is_run_once_and_is_a_line_of_both(tmp_path: Path) -> None:
+    first, second = (
+        plan_campaign([Entry(name, row, ("geometry",), 1)], None, ["femnist=glyphs"], 0)[0][1]
+        for name, row in (("sme-table1", "3"), ("sme-table5", "1"))
+    )
+    for name, parts in (("together", [first + second]), ("in turn", [first, second])):
+        for runs in parts:
+            run_campaign(runs, tmp_path / name, tmp_path / f"results {name}", InProcess(), 1, 1.0, QuietProgress())
+        lines = read_results(tmp_path / f"results {name}").lines
+        assert [line.table for line in lines] == ["sme-table1", "sme-table5"]
+        assert lines[0].metrics == lines[1].metrics
+        assert "sme-table5 --rows 1" in lines[1].command
+        assert len((tmp_path / name / "records.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     cheap, other = planned
     unit = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1.0).seconds

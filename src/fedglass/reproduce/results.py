@@ -32,6 +32,10 @@ BETTER = {
 """The sign of an improvement, by measure; a measure that is not here can only be met or missed."""
 
 
+Place = tuple[str, str, int, str]
+"""A line of a table: the key of the case, the table, the row and the method."""
+
+
 class Result(BaseModel):
     """One measured run of a row and a method of a published table."""
 
@@ -64,6 +68,11 @@ class Result(BaseModel):
     """The key of the case; the same key is the same run."""
     provenance: Literal["run", "page"] = "run"
 
+    @property
+    def place(self) -> Place:
+        """Return the line that the result belongs to: several tables may have the same case."""
+        return self.key, self.table, self.row, self.method
+
 
 @dataclass(frozen=True)
 class Results:
@@ -78,7 +87,10 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Return all results of a folder, the last line of each key; a line that is not a result is named and skipped."""
+    """Return all results of a folder, the last of each case in each row.
+
+    A line that is not a result is named and skipped.
+    """
     lines, problems = list[Result](), list[str]()
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         try:
@@ -92,7 +104,7 @@ def read_results(folder: Path) -> Results:
                 lines.append(result)
             except (ValidationError, UsageError) as error:
                 problems.append(f"{path} line {number} is not a result and was skipped: {_reason(error)}")
-    return Results(list({line.key or id(line): line for line in lines}.values()), problems)
+    return Results(list({line.place if line.key else id(line): line for line in lines}.values()), problems)
 
 
 def _reason(error: ValidationError | UsageError) -> str:

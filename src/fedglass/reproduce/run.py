@@ -29,13 +29,11 @@ from fedglass.reproduce.messages import (
     network_of,
 )
 from fedglass.reproduce.paper import Setup, WarmUp
-from fedglass.reproduce.populations import Population
+from fedglass.reproduce.populations import MOST_WRITERS, Population
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
 
 TRAINED = "trained"
-MOST_WRITERS = 100
-"""Clients that a warm-up draws from, if the data have more writers."""
 
 
 def network_file(trial: ClientTrial, directory: Path, rounds: int | None = None) -> Path | None:
@@ -87,7 +85,7 @@ def warm_up_network(
     if warm_up is None:
         return model
     clients = warm_up_clients(warm_up, population)
-    share = min(1.0, warm_up.called / len(clients))
+    share = warm_up.participation(len(clients))
     plan = replace(setup, training=warm_up.training)
     for index in range(done, warm_up.rounds):
         # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
