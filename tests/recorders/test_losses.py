@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from fedglass.checks.claim import Claim, ClientClaim, claim_of
 from fedglass.checks.replay import ReplayOutcome, replay
 from fedglass.core.errors import UsageError
 from fedglass.core.losses import Loss, TargetKind, target_kind
-from fedglass.core.types import Whitening
+from fedglass.core.types import Training, Whitening
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Round, Terms, Transcript
+from fedglass.federation.truth import Truths
 from fedglass.federation.views import Knows, ServerView
 from fedglass.fl.loss.losses import (
     AbsoluteLoss,
@@ -31,7 +35,7 @@ from fedglass.recipes.exact import exact
 from fedglass.recipes.inverting_gradients import inverting_gradients
 from fedglass.recorders.plain import recording
 from fedglass.recordings.reader import read_bundle
-from fedglass.recordings.transcript import TranscriptReader
+from fedglass.recordings.transcript import TranscriptReader, loss_fact
 from fedglass.recordings.truth_files import read_truths
 
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).mul(255).round().div(255)
@@ -146,3 +150,36 @@ def test_changed_outputs_and_penalties_have_no_name(tmp_path: Path) -> None:
         training = recorded(tmp_path / str(i), objective, dense).participants[0].training
         assert training is not None
         assert training.loss == UnknownLoss()
+
+
+def test_a_transcript_and_its_truths_keep_the_loss(tmp_path: Path) -> None:
+    training = Training(0.1, loss=BinaryCrossEntropy(pos_weight=(1.0, 2.0, 0.5)))
+    federation = Federation(dense(), [Client("a", IMAGES, BITS)], training, 3, Whitening((0.0,), (1.0,)))
+    federation.run().save(tmp_path / "transcript")
+    federation.truths().save(tmp_path / "truths")
+    again = Transcript.load(tmp_path / "transcript", dense())
+    assert again.rounds[0].participants[0].training == training
+    assert torch.equal(Truths.load(tmp_path / "truths").of("a", 0).labels, BITS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "loss"),
+    [
+        ({"loss": "mse_loss"}, {"loss": SquaredLoss()}),
+        ({"loss": "cross_entropy", "label_smoothing": 0.1}, {"label_smoothing": 0.1}),
+        (
+            {"objective": {"name": "cross_entropy", "options": {"label_smoothing": 0.2}}},
+            {"loss": None, "label_smoothing": 0.2},
+        ),
+        ({"objective": {"name": "unknown"}}, {"loss": UnknownLoss()}),
+        ({"objective": {"name": "os:system", "options": {"command": "true"}}}, None),
+        ({"objective": {"name": "mse_loss", "options": {"reduction": 7}}}, None),
+        ({"objective": {"name": "cross_entropy", "options": {"weight": "many"}}}, None),
+        ({"objective": {"name": "cross_entropy", "options": {"ignore_index": "none"}}}, None),
+        ({"objective": {"name": "cross_entropy", "options": {"weight": [1.0, {}]}}}, None),
+        ({"loss": "weighted cross_entropy"}, None),
+        ({}, {"label_smoothing": 0.0}),
+    ],
+)
+def test_facts_of_a_bundle_make_built_in_losses_only(facts: dict[str, Any], loss: dict[str, Any] | None) -> None:
+    assert loss_fact({name: {"declared": value} for name, value in facts.items()}) == loss

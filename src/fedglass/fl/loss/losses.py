@@ -33,6 +33,11 @@ def _check_weights(name: str, option: str, weights: Sequence[float] | None) -> N
         raise UsageError(f"loss {name!r}: {option} must be finite numbers of at least 0, not all 0, got {weights}.")
 
 
+def _check_ignored(name: str, index: object) -> None:
+    if not isinstance(index, int):
+        raise UsageError(f"loss {name!r}: ignore_index must be a whole number, got {index!r}.")
+
+
 def _check_smoothing(name: str, smoothing: float) -> None:
     if not 0 <= smoothing < 1:
         raise UsageError(f"loss {name!r}: label_smoothing must be at least 0 and below 1, got {smoothing}.")
@@ -65,6 +70,7 @@ class CrossEntropy:
         _check_smoothing("cross_entropy", self.label_smoothing)
         _check_weights("cross_entropy", "weight", self.weight)
         _check_reduction("cross_entropy", self.reduction)
+        _check_ignored("cross_entropy", self.ignore_index)
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(self, "cross_entropy", outputs, targets)
@@ -86,6 +92,7 @@ class PixelCrossEntropy:
         _check_smoothing("pixel_cross_entropy", self.label_smoothing)
         _check_weights("pixel_cross_entropy", "weight", self.weight)
         _check_reduction("pixel_cross_entropy", self.reduction)
+        _check_ignored("pixel_cross_entropy", self.ignore_index)
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(self, "pixel_cross_entropy", outputs, targets)
