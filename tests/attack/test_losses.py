@@ -122,6 +122,29 @@ def test_a_single_label_is_counted() -> None:
         assert found.decode([]).tolist() == labels
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("examples", [2, 3, 4])
+def test_several_labels_of_each_example_are_read_from_the_last_layer(examples: int, seed: int) -> None:
+    images = torch.stack([xray(100 * seed + i) for i in range(examples)])
+    labels = (torch.rand(examples, 14, generator=torch.Generator().manual_seed(seed)) < 0.25).float()
+    training = Training(0.1, loss=BinaryCrossEntropy())
+    federation = Federation(cnn(14, seed), [Client("a", images, labels)], training, 14, GREY)
+    observation, _ = observe(federation, ServerView(0), Knows())
+    found = RecoveredTargets().bind(observation, stream(0, "x"))
+    assert not found.unknowns
+    assert sorted(found.decode([]).tolist()) == sorted(labels.tolist())
+
+
+def test_examples_with_the_same_labels_are_not_guessed() -> None:
+    images = torch.stack([xray(i) for i in range(3)])
+    federation = Federation(
+        cnn(14), [Client("a", images, LABELS[[0, 0, 1]])], Training(0.1, loss=BinaryCrossEntropy()), 14, GREY
+    )
+    observation, _ = observe(federation, ServerView(0), Knows())
+    (unknown,) = RecoveredTargets().bind(observation, stream(0, "x")).unknowns
+    torch.testing.assert_close(unknown.start.mean(0), LABELS[[0, 0, 1]].mean(0), rtol=0, atol=0.15)
+
+
 @pytest.mark.parametrize("loss", [SquaredLoss(), AbsoluteLoss(), SquaredLoss("sum")], ids=repr)
 def test_an_image_behind_a_regression_comes_back(loss: Any) -> None:
     observation, truth = seen(loss, torch.tensor([[0.7, -1.3]]), cnn(2))
