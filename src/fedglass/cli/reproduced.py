@@ -17,7 +17,7 @@ from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
 from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
-from fedglass.reproduce.results import Results
+from fedglass.reproduce.results import Place, Results
 from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
@@ -137,9 +137,9 @@ def measures_in_words(record: Record) -> str:
 
 def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
     """Print the entries of a campaign in order, with the runs that are left and their cost on one core."""
-    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.keys()
+    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.places()
     for number, (entry, runs) in enumerate(planned, 1):
-        remaining = [run for run in runs if run.case.key not in done]
+        remaining = [run for run in runs if run.place not in done]
         cost = duration(sum(run.seconds for run in remaining)) if remaining else "-"
         methods = ", ".join(dict.fromkeys(run.cell.method for run in runs))
         grid.add_row(
@@ -154,9 +154,9 @@ def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Resu
     output.answer(answer)
 
 
-def count_remaining(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[str]) -> int:
-    """Return the number of runs of a campaign that have no result yet; a run of two tables counts once."""
-    return len({run.case.key for _, runs in planned for run in runs} - done)
+def count_remaining(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[Place]) -> int:
+    """Return the number of runs of a campaign that have no result yet."""
+    return len({run.place for _, runs in planned for run in runs} - done)
 
 
 def answer_of_campaign(

@@ -5,6 +5,7 @@ Nothing here imports torch: the page of all tables is written from these lines a
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +33,8 @@ BETTER = {
 """The sign of an improvement, by measure; a measure that is not here can only be met or missed."""
 
 
-Place = tuple[str, str, int, str]
-"""A line of a table: the key of the case, the table, the row and the method."""
+Place = tuple[str, int, str, int | None, str, int, str, str, str]
+"""Table, row, method, client, part, seed, options as JSON, data and version: what one line of the results is about."""
 
 
 class Result(BaseModel):
@@ -70,8 +71,9 @@ class Result(BaseModel):
 
     @property
     def place(self) -> Place:
-        """Return the line that the result belongs to: several tables may have the same case."""
-        return self.key, self.table, self.row, self.method
+        """Return what the line is about. It outlives the key of a case, which changes with the classes of its parts."""
+        options = json.dumps(dict(self.options), sort_keys=True)
+        return self.table, self.row, self.method, self.client, self.part, self.seed, options, self.data, self.version
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,13 @@ class Results:
     lines: Sequence[Result]
     problems: Sequence[str] = ()
 
-    def keys(self) -> set[str]:
-        """Return the keys of all runs."""
-        return {line.key for line in self.lines if line.key}
+    def places(self) -> set[Place]:
+        """Return what the measured lines are about."""
+        return {line.place for line in self.lines if line.provenance != PAGE}
 
 
 def read_results(folder: Path) -> Results:
-    """Return all results of a folder, the last of each case in each row.
+    """Return all results of a folder, the last one about each run.
 
     A line that is not a result is named and skipped.
     """
@@ -104,7 +106,8 @@ def read_results(folder: Path) -> Results:
                 lines.append(result)
             except (ValidationError, UsageError) as error:
                 problems.append(f"{path} line {number} is not a result and was skipped: {_reason(error)}")
-    return Results(list({line.place if line.key else id(line): line for line in lines}.values()), problems)
+    distinct = {id(line) if line.provenance == PAGE else line.place: line for line in lines}
+    return Results(list(distinct.values()), problems)
 
 
 def _reason(error: ValidationError | UsageError) -> str:
