@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.attack.forward.global_model import GlobalModel
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.labels.counts import BiasCounts, CountsBefore, InstanceCounts
@@ -280,3 +281,9 @@ def test_weights_of_classes_are_taken_out_of_counts() -> None:
     weights = (1.0, 1.5, 1.0, 1.0, 0.8)
     for part in (BiasCounts(), InstanceCounts()):
         assert counted(part, Training(1e-3, loss=CrossEntropy(weight=weights))) == [0, 1, 1, 4, 4, 4]
+
+
+def test_model_inversion_needs_classes() -> None:
+    observation, _ = seen(BinaryCrossEntropy(), LABELS, cnn(14))
+    with pytest.raises(UsageError, match="GlobalModel needs a loss with one class for each example"):
+        GlobalModel().bind(observation)
