@@ -64,6 +64,7 @@ from fedglass.attack.labels.counts import (
 )
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
+from fedglass.attack.labels.targets import RecoveredTargets
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
 from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, no_progress
@@ -217,6 +218,8 @@ LABELS = [
     LastLayerCounts(),
     OracleLabels(),
     OracleBatchLabels(),
+    RecoveredTargets(),
+    RecoveredTargets(rate=0.5),
     FixOwnLabels(OracleLabels()),
     LabelsOfOthers(OracleLabels()),
     AssignedLabels(OracleLabels(), Unroll(), Cosine(), trials=20),

@@ -93,7 +93,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     ("model", "loss", "optimiser"),
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Dropout(0.5)), F.cross_entropy, sgd),
-        (lambda: None, lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 5).float()), sgd),
+        (lambda: None, lambda logits, labels: F.huber_loss(logits, F.one_hot(labels, 5).float()), sgd),
         (lambda: None, lambda logits, labels: 2 * F.cross_entropy(logits, labels), sgd),
         (lambda: None, F.cross_entropy, lambda p: torch.optim.RMSprop(p, lr=0.01)),
         (lambda: None, F.cross_entropy, lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True)),

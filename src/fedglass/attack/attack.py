@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.images.pixels import whitened_noise
+from fedglass.attack.labels.targets import labels_for_loss
 from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
     Bound,
@@ -46,6 +47,7 @@ from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
+from fedglass.core.losses import Loss, TargetKind, target_kind
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import check_update, check_weights
 from fedglass.core.text import Note
@@ -110,6 +112,9 @@ class Attack:
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         """Reconstruct; `progress` is called with iterations over all restarts and stages, then of each refinement."""
         check_observation(observation)
+        check_loss(observation)
+        if (fitting := labels_for_loss(self.labels, observation)) is not self.labels:
+            return replace(self, labels=fitting).run(observation, seed, progress)
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
         run = self._bind(observation, seeds[0])
@@ -119,6 +124,10 @@ class Attack:
     def check(self, observation: Observation) -> None:
         """Refuse what `run` would refuse of any message with this knowledge and network, without its work."""
         check_counted(observation)
+        check_loss(observation)
+        if (fitting := labels_for_loss(self.labels, observation)) is not self.labels:
+            replace(self, labels=fitting).check(observation)
+            return
         check_needs(self, observation)
         draws = stream(0, "check")
         check_labels(self.labels, observation, draws)
@@ -203,7 +212,7 @@ class Attack:
             assert images is not None, "an attack has at least one stage"
             ends = {u.name: t.detach() for u, t in zip(forward.unknowns, solution.tensors[b:], strict=True)}
             pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
-            final_labels = _hard(labels.decode(label_start).detach())
+            final_labels = _hard(labels.decode(label_start).detach(), observation.knows.objective)
             return Reconstruction(pixels, final_labels, solution.energy, _thin(solution.trace), notes, ends)
 
         return run
@@ -215,7 +224,8 @@ def _begun(
     """Place each image to begin with where its label is, noise elsewhere.  # (1, n, c, h, w), whitened, or None"""
     if start is None or not len(start.images):
         return None
-    images, free = whitened_noise(observation, generator, epochs=1), _hard(labels.detach()).tolist()
+    loss = observation.knows.objective
+    images, free = whitened_noise(observation, generator, epochs=1), _hard(labels.detach(), loss).tolist()
     for image, label in zip(start.images, start.labels.tolist(), strict=True):
         places = [i for i, other in enumerate(free) if other is not None]
         if not places:
@@ -226,8 +236,10 @@ def _begun(
     return images
 
 
-def _hard(labels: Tensor) -> Tensor:
-    """Return one class for each image.  # (n,)"""
+def _hard(labels: Tensor, loss: Loss | None = None) -> Tensor:
+    """Return one class for each image, or its target if the loss has no classes.  # (n,)"""
+    if target_kind(loss) is not TargetKind.CLASSES:
+        return labels
     return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
 
 
@@ -307,6 +319,12 @@ def check_counted(observation: Observation) -> None:
     """Refuse a message with an unknown number of examples: all unknowns of the attack depend on it."""
     if not observation.knows.counted:
         raise refusal("The attack", [Fact.EXAMPLES])
+
+
+def check_loss(observation: Observation) -> None:
+    """Refuse a message of an unknown loss: its gradient cannot be computed for any images."""
+    if Fact.LOSS not in observation.knows.facts:
+        raise refusal("Gradient matching", [Fact.LOSS])
 
 
 def _energy(

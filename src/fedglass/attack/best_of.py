@@ -241,6 +241,8 @@ def trainings_of_steps(lr: float, steps: int, examples: int) -> list[Training]:
 def with_training(observation: Observation, training: Training) -> Observation:
     """Return the same message to an adversary that takes this for the clients' training."""
     also = tuple(with_training(other_round, training) for other_round in observation.also)
+    loss = observation.knows.objective
+    training = replace(training, loss=loss, label_smoothing=0.0) if loss is not None else training
     return replace(observation, knows=replace(observation.knows, training=training), also=also)
 
 

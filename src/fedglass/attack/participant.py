@@ -18,6 +18,7 @@ from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.losses import is_class_labels
 from fedglass.core.tensors import Update
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 
@@ -136,7 +137,7 @@ class FixOwnLabels:
         def decode(tensors: Sequence[Tensor]) -> Tensor:
             labels = inner.decode(tensors)
             own_labels = contribution.labels.to(labels.device)
-            if labels.is_floating_point():
+            if labels.is_floating_point() and is_class_labels(own_labels):
                 own_labels = torch.nn.functional.one_hot(own_labels, classes).to(labels)
             return torch.cat([labels, own_labels])
 

@@ -37,6 +37,7 @@ from fedglass.audit.scoring import (
     shown_transformed,
 )
 from fedglass.audit.target import Target
+from fedglass.core.losses import grouping
 from fedglass.core.rng import stream
 from fedglass.core.scale import scale_of
 from fedglass.core.thresholds import DECOY_CONTRAST
@@ -138,8 +139,8 @@ def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[flo
     same = Matching(tuple(range(len(rows))))
     tried = [
         images.mean(dim=(-2, -1), keepdim=True).expand_as(images),
-        _means_of_others(pool, torch.zeros_like(pool.labels), rows),
-        _means_of_others(pool, pool.labels, rows),
+        _means_of_others(pool, torch.zeros_like(grouping(pool.labels)), rows),
+        _means_of_others(pool, grouping(pool.labels), rows),
     ]
     cheap = [name for name in metrics if name not in SLOW_METRICS]
     values = [score(guess, images, cheap, same).values for guess in tried]

@@ -33,7 +33,7 @@ from fedglass.bounds.mechanisms import (
 )
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.distances import alike, distances, flat, tells_nothing, with_record
+from fedglass.checks.distances import alike, candidate_label, distances, flat, tells_nothing, with_record
 from fedglass.checks.noise import noise_models, total_std, without_noise
 from fedglass.checks.replay import message_of, too_long
 from fedglass.core.errors import UsageError
@@ -85,7 +85,8 @@ def simulated_adversary(
         return {}
     rows = rows[: sizes[-1] - 1]
     record = clients[0].images[row], clients[0].labels[row]
-    examples = [record, *zip(pool.images[rows], pool.labels[rows], strict=True)]
+    others = ((pool.images[i], candidate_label(clients[0], row, pool, i)) for i in rows.tolist())
+    examples = [record, *others]
     gram = torch.zeros(sizes[-1], sizes[-1], dtype=torch.float64)
     for claim, client, std in zip(rounds, clients, stds, strict=True):
         updates = _messages(claim, client, row, examples) / std

@@ -135,6 +135,7 @@ def _particulars(training: Training) -> str:
         "batches in file order": not training.shuffle,
         f"gradients clipped at norm {training.clip or 0:g}": training.clip is not None,
         f"labels smoothed by {training.label_smoothing:g}": training.label_smoothing > 0,
+        f"the loss is {training.loss!r}": training.loss is not None,
         "normalised with batch statistics": training.batch_norm is BatchNorm.BATCH,
     }
     return "".join(f", {text}" for text, applies in applies_by_text.items() if applies)

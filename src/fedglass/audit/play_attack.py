@@ -17,6 +17,7 @@ from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
+from fedglass.core.losses import class_numbers
 from fedglass.core.tensors import Params
 from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 from fedglass.federation.truth import Truth
@@ -116,7 +117,7 @@ class PlayAttack:
         scored = assessment.truth_scores
         evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)
         private, names = target.truth.private, target.class_names
-        labels = tuple(str(i) if names is None else names[i] for i in private.labels.tolist())
+        labels = tuple(str(i) if names is None or i < 0 else names[i] for i in class_numbers(private.labels))
         return ProbeResult(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
 
     def _doubts(self, reconstruction: Reconstruction) -> list[Doubt]:
@@ -144,7 +145,7 @@ def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, A
     return {
         "energy": reconstruction.energy,
         "trace": list(reconstruction.trace),
-        "labels_recovered": reconstruction.labels.tolist(),
+        "labels_recovered": class_numbers(reconstruction.labels),
         "iterations": iterations_of(attack),
         "energy_refined": reconstruction.energy_refined,
         "method": reconstruction.method,
@@ -195,7 +196,7 @@ def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any])
         "skipped_metrics": dict(scores.skipped),
         "blind": {name: list(values) for name, values in by_image.blind.items()},
         "blind_guess": {name: list(guesses) for name, guesses in by_image.blind_guess.items()},
-        "labels_true": private.labels.tolist(),
+        "labels_true": class_numbers(private.labels),
         "owners": list(private.owners),
         "labels_recovered": list(scored.labels),
         "label_errors": scored.label_errors,

@@ -66,8 +66,8 @@ def _rehearse(client: Client, federation: Federation) -> None:
     rows = slice(0, min(FEW, training.batches(len(client.labels))[0].stop))
     inputs, noise = federation.whitening.whiten(client.images[rows]), stream(federation.seed, "rehearsal")
     weights = [before[name].requires_grad_() for name in network.names]
-    smoothing = training.label_smoothing
-    step = Step(network, weights, inputs, client.labels[rows], generator=noise, smoothing=smoothing)
+    smoothing, loss = training.label_smoothing, training.loss
+    step = Step(network, weights, inputs, client.labels[rows], generator=noise, smoothing=smoothing, objective=loss)
     gradient = client.gradient.gradient(step)
     update = {name: g.detach() for name, g in zip(network.names, gradient, strict=True)}
     client.release.release(Outgoing(update, noise, before=before))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.identity import digest, of_tensor
+from fedglass.core.losses import grouping, is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
@@ -51,8 +52,8 @@ class Public:
     def of(cls, images: Tensor, labels: Tensor, rows: Sequence[int] | None = None) -> Public:
         """Make public data of the images at these rows, or of all."""
         chosen = torch.arange(len(images)) if rows is None else torch.as_tensor(rows, dtype=torch.int64)
-        kinds, places = torch.unique(labels[chosen], return_inverse=True)
-        few = len(kinds) * images[0].numel() <= MOST_NUMBERS
+        kinds, places = torch.unique(grouping(labels)[chosen], return_inverse=True)
+        few = is_class_labels(labels) and len(kinds) * images[0].numel() <= MOST_NUMBERS
         at = places if few else torch.zeros_like(places)
         sums = torch.zeros(len(kinds) if few else 1, images[0].numel(), dtype=torch.float64)
         for some, where in zip(torch.split(chosen, AT_ONCE), torch.split(at, AT_ONCE), strict=True):
@@ -86,15 +87,19 @@ EXAMPLES_AT_ONCE = 250
 
 
 def accuracy(model: nn.Module, whitening: Whitening, test: Examples) -> float:
-    """Return the share of the examples that the model classifies correctly; it is left in evaluation mode."""
+    """Return the share of the labels that the model gets right; it is left in evaluation mode.
+
+    There is one for each example, for each pixel, or for each output, where it holds or not.
+    """
     device = next(model.parameters()).device
     model.eval()
-    right = 0
+    right, multiple = 0, test.labels.is_floating_point()
     with torch.no_grad():
         for rows in torch.split(torch.arange(len(test.labels)), EXAMPLES_AT_ONCE):
             logits = model(whitening.whiten(test.images[rows]).to(device))
-            right += int((logits.argmax(1).cpu() == test.labels[rows]).sum())
-    return right / len(test.labels)
+            answers = (logits > 0).cpu() if multiple else logits.argmax(1).cpu()
+            right += int((answers == (test.labels[rows] > 0.5 if multiple else test.labels[rows])).sum())
+    return right / test.labels.numel()
 
 
 def model_after(model: nn.Module, last: Round) -> nn.Module:

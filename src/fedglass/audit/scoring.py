@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fedglass.attack.best_of import AnyAttack
+from fedglass.core.losses import class_numbers, is_class_labels
 from fedglass.core.thresholds import DECOY_CONTRAST, FLAT_PICTURE, SAME_PICTURE
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
@@ -31,7 +32,8 @@ class ReconstructionScores:
     shown: Tensor  # (n, c, h, w): what was scored
     labels: tuple[int, ...]
     """Recovered labels, those of the matched images first."""
-    label_errors: int
+    label_errors: int | None
+    """None where the targets are not classes."""
     energy_truth: float | None
     scores_raw: Scores | None = None
     """The scores of the images before they were refined, matched separately; None where they were not refined."""
@@ -56,8 +58,10 @@ def score_reconstruction(
     return ReconstructionScores(
         scores=scores,
         shown=scores.matching.apply(shown),
-        labels=tuple(reconstruction.labels[order].tolist()),
-        label_errors=label_errors(reconstruction.labels, truth.labels, observation.knows.classes),
+        labels=tuple(class_numbers(reconstruction.labels[order])),
+        label_errors=label_errors(reconstruction.labels, truth.labels, observation.knows.classes)
+        if is_class_labels(truth.labels)
+        else None,
         energy_truth=None
         if attack is None
         else energy_at(attack, observation, truth.images, truth.labels, reconstruction),

@@ -23,6 +23,7 @@ from fedglass.audit.target import (
 )
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import AFTER_ROUND
 from fedglass.core.types import Training
@@ -90,7 +91,8 @@ class Simulated:
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
         rounds = {view.rounds()[-1] for view in self.views} if len(self._seen_rounds()) > 1 else set()
-        then = {} if self.test is None else {index: self._accuracy(transcript.rounds[index]) for index in rounds}
+        unmeasured = self.test is None or self._predicts_numbers
+        then = {} if unmeasured else {index: self._accuracy(transcript.rounds[index]) for index in rounds}
         recorded = self.recorded(transcript)
 
         def target(view: View) -> Target | PendingTarget:
@@ -162,9 +164,14 @@ class Simulated:
         """Return sentences about what protects each client and what that promises."""
         return describe_protection(self.federation, self.rounds)
 
+    @property
+    def _predicts_numbers(self) -> bool:
+        """Whether the model predicts numbers, which are not right or wrong."""
+        return target_kind(self.federation.training.loss) is TargetKind.NUMBERS
+
     def _utility(self, last: Round, progress: RoundProgress, answers: TrainClients) -> dict[str, float]:
         """Return the model's accuracy, and what it would be without the defences."""
-        if self.test is None:
+        if self.test is None or self._predicts_numbers:
             return {}
         utility = {"test accuracy": self._accuracy(last)}
         if any(map(defences_of, self.federation.clients)):

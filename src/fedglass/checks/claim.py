@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
@@ -185,7 +186,7 @@ def claim_of(
     participants = participants_of(transcript, index, view_result)
     clients = []
     for p in participants:
-        if p.training is None:
+        if p.training is None or target_kind(p.training.loss) is TargetKind.UNKNOWN:
             return None
         clients.append(
             ClientClaim(

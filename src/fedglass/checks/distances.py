@@ -11,6 +11,7 @@ from torch import Tensor
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.replay import message_of, too_long
 from fedglass.checks.rounding_cells import grid_of
+from fedglass.core.losses import is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.thresholds import EQUAL_CANDIDATES, HALF_PRECISION_VALUES
 from fedglass.federation.truth import Examples
@@ -60,13 +61,19 @@ def with_record(client: ClientClaim, row: int, image: Tensor, label: Tensor) -> 
 def alike(client: ClientClaim, row: int, pool: Examples, generator: torch.Generator) -> tuple[Tensor, int]:
     """Return the rows of a pool in random order, those with the label of a record first, and how many these are.
 
-    Copies of the record are left out.
+    Copies of the record are left out. Where targets are not classes, candidates get that of the record.
     """
     rows = torch.randperm(len(pool.labels), generator=generator)
-    same = (pool.labels[rows] == client.labels[row].to(pool.labels)).cpu()
+    classes = is_class_labels(client.labels)
+    same = (pool.labels[rows] == client.labels[row].to(pool.labels)).cpu() if classes else torch.ones(len(rows)).bool()
     copies = (pool.images[rows[same]] == client.images[row].to(pool.images)).flatten(1).all(dim=1).cpu()
     first = rows[same][~copies]
     return torch.cat([first, rows[~same]]), len(first)
+
+
+def candidate_label(client: ClientClaim, row: int, pool: Examples, place: int) -> Tensor:
+    """Return the label of a candidate: its own class, or the target of the record where targets are not classes."""
+    return pool.labels[place] if is_class_labels(client.labels) else client.labels[row]
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -80,7 +87,8 @@ def _same_for_all(sent: Sequence[Tensor], claim: Claim, place: int, row: int, po
     rows, count = alike(client, row, pool, stream(0, "candidates", row))
     if count < EQUAL_CANDIDATES:
         return False
-    clients = (with_record(client, row, pool.images[i], pool.labels[i]) for i in rows[:EQUAL_CANDIDATES].tolist())
+    chosen = rows[:EQUAL_CANDIDATES].tolist()
+    clients = (with_record(client, row, pool.images[i], candidate_label(client, row, pool, i)) for i in chosen)
     return all(_same(sent, _with_client(claim, place, other)) for other in clients)
 
 

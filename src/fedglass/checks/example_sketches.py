@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedglass.core.losses import Loss
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.thresholds import GRADIENTS_AGREE
@@ -55,10 +56,16 @@ class Reader:
     """
 
     def __init__(
-        self, network: Network, before: Params, smoothing: float = 0.0, moved: Params | None = None, seed: int = 0
+        self,
+        network: Network,
+        before: Params,
+        smoothing: float = 0.0,
+        moved: Params | None = None,
+        seed: int = 0,
+        objective: Loss | None = None,
     ) -> None:
         """`moved` is 1 at the entries that count, and 0 elsewhere."""
-        self.network, self.smoothing = network, smoothing
+        self.network, self.smoothing, self.objective = network, smoothing, objective
         self.weights = [before[name].detach().float() for name in network.names]
         signs = stream(seed, "sketch")
         self._signs = [
@@ -130,7 +137,7 @@ class Reader:
                     yield [*chunk]
 
     def _step(self, inputs: Tensor, labels: Tensor) -> Step:
-        return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing)
+        return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing, objective=self.objective)
 
     def _agrees(self, step: Step) -> bool:
         """Return whether the layers give all gradients; else they are computed by example, several times as slowly."""
@@ -145,9 +152,7 @@ class Reader:
         ones = torch.full((len(step.targets),), 1 / len(step.targets))
         with torch.enable_grad():
             leaves = [w.requires_grad_() for w in (w.clone() for w in self.weights)]
-            batch_gradient = MeanGradient().gradient(
-                Step(step.network, leaves, step.inputs, step.targets, smoothing=self.smoothing)
-            )
+            batch_gradient = MeanGradient().gradient(replace(step, weights=leaves))
         size = torch.stack([w.norm() for w in batch_gradient]).norm()
         gap = torch.stack(
             [(_summed(g, ones).view_as(w) - w).norm() for g, w in zip(gradients, batch_gradient, strict=True)]

@@ -186,7 +186,10 @@ def _reader(message: ScoredMessage, some: tuple[Tensor, Tensor]) -> tuple[Reader
     buffers = {name: b.float() if b.is_floating_point() else b for name, b in message.buffers.items()}
     for batch_norm in dict.fromkeys((message.training.batch_norm, BatchNorm.FROZEN)):
         network = Network(message.model, buffers, batch_norm)
-        reader = Reader(network, message.before, message.training.label_smoothing, _moved(message.update))
+        training = message.training
+        reader = Reader(
+            network, message.before, training.label_smoothing, _moved(message.update), objective=training.loss
+        )
         if reader.can_read(*some):
             break
     return reader, batch_norm is message.training.batch_norm

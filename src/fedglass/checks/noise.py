@@ -21,6 +21,7 @@ from fedglass.checks.distances import distances, flat
 from fedglass.checks.replay import message_of
 from fedglass.checks.residual import NoiseResidual
 from fedglass.checks.rounding_cells import Law, grid_of
+from fedglass.core.losses import is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.thresholds import NOISE_LEVEL, NOISE_SHARE
@@ -28,6 +29,7 @@ from fedglass.core.types import BatchNorm
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import MeanGradient, Step
+from fedglass.fl.loss.targets import fits_targets
 from fedglass.fl.release import Protection
 from fedglass.models.network import Network
 
@@ -133,7 +135,10 @@ def usable_pool(claim: Claim, pool: Examples | None) -> Examples | None:
     network = Network(claim.model, claim.buffers, BatchNorm.FROZEN)
     with torch.no_grad():
         inputs = claim.whitening.whiten(pool.images[:1])
-        classes = network([claim.before[name] for name in network.names], inputs).shape[-1]
+        outputs = network([claim.before[name] for name in network.names], inputs)
+    loss, classes = claim.clients[0].training.loss, outputs.shape[-1]
+    if loss is not None or not is_class_labels(pool.labels):
+        return pool if fits_targets(loss, pool.labels, tuple(outputs.shape[1:])) else None
     rows = pool.labels < classes
     return Examples(pool.images[rows], pool.labels[rows]) if bool(rows.any()) else None
 
@@ -149,11 +154,12 @@ def public_directions(claim: Claim, pool: Examples | None) -> Tensor | None:
     weights = [claim.before[name].detach().requires_grad_() for name in network.names]
     count = min(PUBLIC, MOST_VALUES // sum(w.numel() for w in weights), len(pool.labels))
     rows = torch.randperm(len(pool.labels), generator=stream(0, "public directions"))[:count].tolist()
-    smoothing = claim.clients[0].training.label_smoothing
+    training = claim.clients[0].training
+    smoothing, loss = training.label_smoothing, training.loss
     gradients = []
     for i in rows:
         inputs = claim.whitening.whiten(pool.images[i : i + 1])
-        step = Step(network, weights, inputs, pool.labels[i : i + 1], smoothing=smoothing)
+        step = Step(network, weights, inputs, pool.labels[i : i + 1], smoothing=smoothing, objective=loss)
         gradients.append(flat(MeanGradient().gradient(step)).float())
     return _finite_rows(gradients)
 

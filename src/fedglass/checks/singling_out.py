@@ -26,6 +26,7 @@ from fedglass.checks.candidates import (
 )
 from fedglass.checks.message_scores import ScoredMessage, Scorer
 from fedglass.checks.replay import MOST_STEPS
+from fedglass.checks.target_groups import with_numbered_targets
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
@@ -118,6 +119,7 @@ def play(
     """Play the candidate game on one of `messages` messages of an audit."""
     check_weights(message.before, message.model)
     check_update(message.update, message.before)
+    message, records, pool, held_out = with_numbered_targets(message, records, pool, held_out, candidates)
     private = [] if held_out is None else [held_out.images]
     draw = draw_candidates(records, pool, candidates=candidates, private=private, seed=seed)
     control = _control(message, records, pool, draw, counterfactual, held_out, seed)

@@ -41,6 +41,8 @@ class Fact(enum.Enum):
     """Running statistics of BatchNorm layers that the training has moved."""
     EXAMPLES = "examples"
     """How many examples stand behind the message."""
+    LOSS = "loss"
+    """The loss that the clients train on."""
     GROUPS = "groups"
     """ORACLE: which of the true labels belong to which client."""
     EYE = "eye"
@@ -127,6 +129,10 @@ _WORDS = {
         "the number of examples behind the message",
         "set adversary.knows_examples = true (for a bundle that does not tell it, give recording.examples), or search "
         "for it with curious_client_search",
+    ),
+    Fact.LOSS: (
+        "the loss that the clients train on",
+        "name it as training.loss, one of `fedglass list losses`, or attack with exact, which needs none",
     ),
     Fact.GROUPS: (
         "the true labels of each client",

@@ -56,6 +56,7 @@ class PartKind:
 KINDS: Mapping[str, PartKind] = {
     "attacks": PartKind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
     "defences": PartKind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
+    "losses": PartKind("loss", "fedglass.fl.loss", ("value",)),
     "labels": PartKind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": PartKind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
     "behaviours": PartKind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),

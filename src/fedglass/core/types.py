@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.identity import LATER
+from fedglass.core.losses import Loss, TargetKind, target_kind
 from fedglass.core.optimisers import SGD, Optimiser
 from fedglass.core.tensors import Params, Update, moved_statistics
 
@@ -31,7 +33,7 @@ PLAIN = SGD()
 
 @dataclass(frozen=True)
 class Training:
-    """A client's local training on mean cross entropy: SGD unless told otherwise, in batches re-shuffled each epoch.
+    """A client's local training: mean cross entropy, SGD and batches re-shuffled each epoch, unless it says otherwise.
 
     `batch_size=None` takes all examples at once; with one epoch that is FedSGD.
 
@@ -51,6 +53,9 @@ class Training:
     clip: float | None = None
     """The norm over all parameters at which each local step's gradient is clipped."""
     label_smoothing: float = 0.0
+    """The share of each label that is spread over all classes by the mean cross entropy."""
+    loss: Loss | None = field(default=None, metadata=LATER)
+    """The loss, if it is not the mean cross entropy."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -62,6 +67,11 @@ class Training:
             )
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"training.label_smoothing must be at least 0 and below 1, got {self.label_smoothing}.")
+        if self.loss is not None and self.label_smoothing:
+            raise UsageError(
+                f"training.label_smoothing belongs to the mean cross entropy, but training.loss is {self.loss!r}: "
+                "leave one of them out, or give the smoothing as an option of the loss."
+            )
 
     def _check_counts(self) -> None:
         for name, count in (("epochs", self.epochs), ("batch_size", self.batch_size), ("steps", self.steps)):
@@ -178,6 +188,13 @@ class Knowledge:
     present: tuple[int, ...] | None = None
     """How many examples each of the round's clients has, a participant's own last, where it is not known whose updates
     got through the rule: `labels` are then those of all of them, client by client."""
+    loss: Loss | None = None
+    """The clients' loss, if it is not the mean cross entropy and their training is not known."""
+
+    @property
+    def objective(self) -> Loss | None:
+        """The clients' loss; None for the mean cross entropy, also where nothing is known of it."""
+        return self.loss if self.training is None else self.training.loss
 
     @property
     def facts(self) -> frozenset[Fact]:
@@ -195,6 +212,7 @@ class Knowledge:
             Fact.EYE: True,  # whoever chooses by eye has looked
             Fact.BATCH_LABELS: training and self.batch_labels is not None,
             Fact.EXAMPLES: self.counted,
+            Fact.LOSS: target_kind(self.objective) is not TargetKind.UNKNOWN,
             Fact.GROUPS: self.labels is not None and self.sizes is not None,
         }
         return frozenset(fact for fact, is_known in is_known_by_fact.items() if is_known)

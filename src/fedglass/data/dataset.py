@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedglass.core.errors import DataError
+from fedglass.core.losses import is_target
 from fedglass.core.types import Whitening
 
 
@@ -25,8 +26,9 @@ class Dataset:
 
     name: str
     images: Tensor  # (n, c, h, w), float32
-    labels: Tensor  # (n,), int64
+    labels: Tensor  # (n,), int64; targets of another loss: (n, outputs) floats, or (n, h, w) classes of pixels
     classes: int
+    """Number of classes, or of outputs."""
     whitening: Whitening
     class_names: tuple[str, ...] | None = None
     writers: Tensor | None = None  # (n,), int64: who made each image
@@ -81,8 +83,11 @@ class Dataset:
         if min(target) < 1:
             raise DataError(f"{self.name}: size must be at least 1 pixel, got {size}.")
         images = functional.interpolate(self.images, target, mode="bilinear", antialias=True)
+        labels = self.labels
+        if labels.ndim == 3 and labels.shape[1:] == self.images.shape[2:]:
+            labels = functional.interpolate(labels[:, None].double(), target, mode="nearest-exact")[:, 0].long()
         # The filter's weights sum to one only up to rounding.
-        return replace(self, images=images.clamp(0, 1))
+        return replace(self, images=images.clamp(0, 1), labels=labels)
 
 
 def check_images(name: str, images: Tensor) -> None:
@@ -105,6 +110,9 @@ def check_images(name: str, images: Tensor) -> None:
 
 
 def _check_labels(name: str, labels: Tensor, examples: int, classes: int) -> None:
+    if is_target(labels):
+        _check_targets(name, labels, examples, classes)
+        return
     if labels.dtype != torch.int64 or labels.ndim != 1:
         raise DataError(
             f"{name}: labels must be int64 of shape (n,), got {labels.dtype} of shape {tuple(labels.shape)}."
@@ -119,6 +127,15 @@ def _check_labels(name: str, labels: Tensor, examples: int, classes: int) -> Non
         )
 
 
+def _check_targets(name: str, targets: Tensor, examples: int, outputs: int) -> None:
+    if len(targets) != examples:
+        raise DataError(f"{name}: expected one target for each of {examples} images, got {len(targets)} targets.")
+    if targets.is_floating_point() and not torch.isfinite(targets).all():
+        raise DataError(f"{name}: targets hold NaN or infinity: clean the file.")
+    if targets.is_floating_point() and targets.shape[1] != outputs:
+        raise DataError(f"{name}: expected {outputs} numbers as the target of an image, got {targets.shape[1]}.")
+
+
 def _check_companions(data: Dataset) -> None:
     if len(data.whitening.mean) != data.images.shape[1]:
         raise DataError(
@@ -130,9 +147,9 @@ def _check_companions(data: Dataset) -> None:
             f"{data.name}: expected {data.classes} class names, one per class, got {len(data.class_names)}."
         )
     writers = data.writers
-    if writers is not None and (writers.dtype != torch.int64 or writers.shape != data.labels.shape):
+    if writers is not None and (writers.dtype != torch.int64 or writers.shape != data.labels.shape[:1]):
         raise DataError(
-            f"{data.name}: writers must be int64 of shape {tuple(data.labels.shape)}, got {writers.dtype} of "
+            f"{data.name}: writers must be int64 of shape {tuple(data.labels.shape[:1])}, got {writers.dtype} of "
             f"shape {tuple(writers.shape)}."
         )
 

@@ -154,8 +154,28 @@ def label_tensor(path: Path, array: Array, what: str = "labels") -> Tensor:
     return torch.from_numpy(flat.astype(np.int64))
 
 
+def target_tensor(path: Path, array: Array) -> Tensor:
+    """Return the labels, or targets of a loss without one class for each image.
+
+    Columns of whole numbers are labels that hold or not, as ChestMNIST has them. Floats are numbers to be predicted.
+    Whole numbers of shape (n, h, w) are the classes of pixels.
+
+    >>> target_tensor(Path("x"), np.array([[1, 0, 1]], np.uint8)), target_tensor(Path("x"), np.array([0.5])).shape
+    (tensor([[1., 0., 1.]]), torch.Size([1, 1]))
+    """
+    if array.dtype.kind == "f" and 1 <= array.ndim <= 4 and array.size:
+        return torch.from_numpy(np.array(array if array.ndim > 1 else array[:, None], np.float32))
+    if array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] > 1 and len(array):
+        return torch.from_numpy(np.array(array, np.float32))
+    if array.dtype.kind in "iu" and array.ndim == 3 and array.size:
+        return torch.from_numpy(array.astype(np.int64))
+    return label_tensor(path, array)
+
+
 def class_count(path: Path, labels: Tensor) -> int:
-    """Return the highest label plus one, for data without a number of classes."""
+    """Return the highest label plus one, for data without a number of classes; of numbers their columns."""
+    if labels.is_floating_point():
+        return labels.shape[1]
     classes = int(labels.max()) + 1
     if classes > MAX_CLASSES:
         raise DataError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.losses import is_class_labels
 from fedglass.data.dataset import Dataset
 
 
@@ -49,6 +50,11 @@ class Dirichlet:
         # torch draws no Dirichlet shares from a generator of one's own; numpy's are also safe for tiny alpha.
         shares = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         parts: list[list[int]] = [[] for _ in range(clients)]
+        if not is_class_labels(dataset.labels):
+            raise UsageError(
+                f'federation.partition = "dirichlet" deals out classes, but {dataset.name} has other targets: leave it '
+                "out."
+            )
         for label in sorted(set(dataset.labels.tolist())):
             members = shuffled[dataset.labels[shuffled] == label]
             edges = np.cumsum(shares.dirichlet(np.full(clients, self.alpha)))[:-1] * len(members)

@@ -10,7 +10,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +35,7 @@ from fedglass.data.files import (
     image_tensor,
     label_tensor,
     opened,
+    target_tensor,
 )
 
 # npz archives of arrays, read without numpy's own loader so that no pickle is ever touched.
@@ -42,6 +43,8 @@ from fedglass.data.files import (
 
 _IMAGES = ("images", "x", "data")
 _LABELS = ("labels", "y", "targets", "subject_id")
+TARGETS = "targets"
+"""The array that may have the targets of any loss."""
 _WRITERS = ("client_id", "writers", "writer", "user_id")
 _MAGIC = b"\x93NUMPY"
 _NUMBERS_OR_TEXT = re.compile(r"[<>|=]?([bui][1248]|f[248]|U\d{1,4})")
@@ -58,9 +61,13 @@ _BROKEN_ZIP = (
 
 @register("datasets", "npz", summary="arrays images/labels, x/y or train_images/train_labels; no pickles")
 def read_npz(path: Path, split: str = "train") -> Dataset:
-    """Arrays named images/labels, x/y or train_images/train_labels; client_id, if present, as writers."""
+    """Arrays named images/labels, x/y or train_images/train_labels; client_id, if present, as writers.
+
+    An array named targets may have the targets of other losses: (n, outputs) for several labels of an image or for
+    numbers, (n, h, w) for the classes of pixels.
+    """
     arrays = _arrays(path, split)
-    images, labels = image_tensor(path, arrays["images"]), label_tensor(path, arrays["labels"])
+    images, labels = image_tensor(path, arrays["images"]), _labels(path, arrays)
     texts = arrays.get("class_names")
     if texts is not None and (texts.ndim != 1 or texts.dtype.kind != "U"):
         raise DataError(f"{path}: class_names must be text of shape (classes,), got {texts.dtype}.")
@@ -77,12 +84,24 @@ def read_npz(path: Path, split: str = "train") -> Dataset:
     )
 
 
+def _labels(path: Path, arrays: Mapping[str, Array]) -> Tensor:
+    if TARGETS in arrays:
+        return target_tensor(path, arrays[TARGETS])
+    try:
+        return label_tensor(path, arrays["labels"])
+    except DataError as error:
+        if arrays["labels"].ndim == 1 and arrays["labels"].dtype.kind != "f":
+            raise
+        raise DataError(f"{error} Name the array {TARGETS!r} if they are the targets of another loss.") from None
+
+
 def _arrays(path: Path, split: str) -> dict[str, Array]:
     """Only the members that are needed, under our names for them."""
     try:
         with open_file(follow_links(path)) as file, zipfile.ZipFile(file) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            keys = {"images": _key(path, held, _IMAGES, split), "labels": _key(path, held, _LABELS, split)}
+            images, labels = _key(path, held, _IMAGES, split), _key(path, held, _LABELS, split)
+            keys = {"images": images, TARGETS if TARGETS in labels else "labels": labels}
             writers = _member_for(held, _WRITERS, split)
             keys |= {"writers": writers} if writers else {}
             keys |= {"class_names": "class_names"} if "class_names" in held else {}

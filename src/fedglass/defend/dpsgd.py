@@ -160,7 +160,7 @@ def _passes(step: Step) -> dict[str, LayerPass]:
     _refuse(module, layers, step.network.names)
     with torch.enable_grad(), _hooked(layers) as calls:
         logits = step.network(step.weights, step.inputs)
-        loss = step.loss(logits, step.targets) * len(step.inputs)  # the sum of the examples' own losses
+        loss = step.sum_of_losses(logits)
     if sorted(name for name, _, _ in calls) != sorted(layers):
         raise ModelError("GhostDPSGD needs a network that goes through each of its layers once: choose DPSGD.")
     gradients = torch.autograd.grad(loss, [outputs for _, _, outputs in calls])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.losses import is_class_labels
 from fedglass.core.registry import register
 from fedglass.core.tensors import Params, Update
 from fedglass.fl.aggregate.selection import BLANCHARD
@@ -221,6 +222,8 @@ class Backdoor(Behaviour):
 
     def examples(self, turn: Turn) -> tuple[Tensor, Tensor]:
         height, width = turn.images.shape[-2:]
+        if not is_class_labels(turn.labels):
+            raise DataError("Behaviour 'backdoor' needs a loss with one class for each example: choose another one.")
         images, labels = turn.images.clone(), turn.labels.clone()
         marked = math.ceil(self.share * len(labels))
         images[:marked, :, height - self.side :, width - self.side :] = 1.0

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedglass.core.errors import DataError
+from fedglass.core.losses import is_target
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
@@ -32,7 +33,7 @@ class Client:
 
     name: str
     images: Tensor  # (n, c, h, w), pixels in [0, 1]
-    labels: Tensor  # (n,)
+    labels: Tensor  # (n,) classes, or targets of another loss
     gradient: GradientFn = field(default_factory=MeanGradient)
     release: Release = field(default_factory=AsIs)
     behaviour: Behaviour = field(default_factory=Honest)
@@ -51,6 +52,8 @@ class Client:
                 f"Client {self.name!r}: pixels must be finite and in [0, 1], got {float(self.images.min()):g} to "
                 f"{float(self.images.max()):g}: scale them, and leave the whitening to the federation."
             )
+        if len(self.labels) == n and is_target(self.labels):
+            return
         if self.labels.shape != (n,) or self.labels.dtype != torch.int64:
             raise DataError(
                 f"Client {self.name!r}: expected one int64 label for each of the {n} images, got labels of shape "

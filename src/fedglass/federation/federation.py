@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_tensor
+from fedglass.core.losses import is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, add, buffers_of, flatten, subtract, unflatten, weights_of
 from fedglass.core.types import Observation, Training, Whitening
@@ -27,6 +28,7 @@ from fedglass.federation.transcript import Message, Participant, ParticipantsByR
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, View
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, State, WeightedMean
+from fedglass.fl.loss.targets import check_targets, output_shape
 
 
 @dataclass(eq=False)
@@ -150,6 +152,11 @@ class Federation:
                 f"The whitening has {len(self.whitening.mean)} means, expected one for each of the {shape[0]} channels "
                 f"of the images of client {client.name!r}: give as many means and deviations as channels."
             )
+        loss = (client.training or self.training).loss
+        if loss is not None or not is_class_labels(client.labels):
+            outputs = (self.classes,) if loss is None else output_shape(self.model, self.shape)
+            check_targets(f"Client {client.name!r}", loss, client.labels, outputs)
+            return
         outside = client.labels[(client.labels < 0) | (client.labels >= self.classes)]
         if len(outside):
             raise DataError(
@@ -250,7 +257,8 @@ class Federation:
             for client in self.clients_in_round(index):
                 place, examples = (index, client.name), torch.arange(len(client.labels))
                 batches = local_batches(client, client.training or self.training, self.seed, index)
-                labels[place] = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
+                if is_class_labels(client.labels):
+                    labels[place] = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
                 order[place] = tuple(tuple(examples[batch.rows].tolist()) for batch in batches)
                 rows = sorted({row for batch in order[place] for row in batch})
                 if len(rows) < len(examples):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import LATER
+from fedglass.core.losses import Loss
 from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
 from fedglass.models.fixed import can_be_fixed, unmoved, with_fixed
@@ -40,6 +41,8 @@ class Participant:
     """Whether `examples` is exact; if not, it is a lower bound."""
     untrained: tuple[str, ...] = field(default=(), metadata=LATER)
     """The parameters that it does not train, as in fine-tuning, or never sends."""
+    loss: Loss | None = field(default=None, metadata=LATER)
+    """Its loss, if that is known without the rest of the training and is not the mean cross entropy."""
 
 
 @dataclass(frozen=True, eq=False)

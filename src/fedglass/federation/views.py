@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
+from fedglass.core.losses import Loss, is_class_labels
 from fedglass.core.tensors import Params, Update
 from fedglass.core.types import Knowledge, Observation, Own
 from fedglass.federation.transcript import (
@@ -26,6 +28,7 @@ from fedglass.federation.transcript import (
     without_untrained,
 )
 from fedglass.federation.truth import Truths
+from fedglass.fl.loss.losses import UnknownLoss
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
@@ -165,7 +168,7 @@ class ViewBuilder:
         least = 1 + (0 if own is None else len(own.labels))
         labels = batch_labels = None
         if knows.labels and truths is not None:  # of each client, in no particular order
-            labels = torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
+            labels = torch.cat([_sorted(truths.of(p.name, self.round).labels) for p in self.participants])
         if knows.batch_labels and truths is not None and len(sizes) == 1:  # in an aggregate they belong to no batch
             batch_labels = truths.batch_labels.get((self.round, self.participants[0].name))
         return Knowledge(
@@ -182,7 +185,20 @@ class ViewBuilder:
             batch_labels=batch_labels,
             counted=exact,
             present=sizes if counted and self.acceptance_unknown else None,
+            loss=self._loss(),
         )
+
+    def _loss(self) -> Loss | None:
+        """Return the clients' loss if it is not the mean cross entropy; clients of different losses have none known."""
+        losses = {p.loss if p.training is None else p.training.loss for p in self.participants}
+        return losses.pop() if len(losses) == 1 else UnknownLoss()
+
+
+def _sorted(targets: Tensor) -> Tensor:
+    """Return classes or other targets in an order that does not depend on that of the examples."""
+    if is_class_labels(targets):
+        return targets.sort().values
+    return targets[sorted(range(len(targets)), key=lambda i: targets[i].flatten().tolist())]
 
 
 def check_common_model(round_: Round, index: int, clients: Sequence[str]) -> None:

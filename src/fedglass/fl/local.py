@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedglass.core.losses import Loss
 from fedglass.core.optimisers import Move, State
 from fedglass.core.types import Training
 from fedglass.models.network import Network
@@ -30,7 +31,7 @@ class Step:
     weights: Sequence[Tensor]
     """Leaves that require gradients, in the order of `network.names`."""
     inputs: Tensor  # (b, c, h, w), whitened
-    targets: Tensor  # (b,) class indices or (b, classes) probabilities
+    targets: Tensor  # (b,) class indices or (b, classes) probabilities; other losses have others
     differentiable: bool = False
     """Whether the gradient itself is going to be differentiated."""
     generator: torch.Generator | None = None
@@ -41,10 +42,21 @@ class Step:
     """The number of the batch within its epoch."""
     smoothing: float = 0.0
     """The share of each label that is spread evenly over all classes."""
+    objective: Loss | None = None
+    """The loss that the client trains on, if it is not the mean cross entropy."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy that the client trains on, of all or some of the step's examples."""
+        """Return the loss that the client trains on, of all or some of the step's examples."""
+        if self.objective is not None:
+            return self.objective.value(logits, targets)
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+
+    def sum_of_losses(self, logits: Tensor) -> Tensor:
+        """Return the sum of the losses of the step's examples, each alone."""
+        if self.objective is None:
+            return self.loss(logits, self.targets) * len(self.inputs)
+        rows = range(len(self.inputs))
+        return torch.stack([self.loss(logits[i : i + 1], self.targets[i : i + 1]) for i in rows]).sum()
 
 
 class GradientFn(Protocol):
@@ -55,7 +67,7 @@ class GradientFn(Protocol):
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The gradient of the batch's mean cross entropy: no defence."""
+    """The gradient of the batch's loss: no defence."""
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         loss = step.loss(step.network(step.weights, step.inputs), step.targets)
@@ -157,6 +169,7 @@ def path(
             index=index,
             place=batch.place,
             smoothing=training.label_smoothing,
+            objective=training.loss,
         )
         at = advance(training, at, local_gradient(rule, step, training.clip))
         yield at

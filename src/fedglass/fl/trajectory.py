@@ -72,8 +72,8 @@ class Trajectory:
         if second:
             inputs.requires_grad_()
             labels.requires_grad_(labels.is_floating_point())
-        smoothing = self.training.label_smoothing
-        return Step(self.network, weights, inputs, labels, differentiable=second, smoothing=smoothing)
+        smoothing, loss = self.training.label_smoothing, self.training.loss
+        return Step(self.network, weights, inputs, labels, differentiable=second, smoothing=smoothing, objective=loss)
 
 
 def per_epoch(targets: Tensor) -> bool:

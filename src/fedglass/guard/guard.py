@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.core.errors import UpdateError, UsageError
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import COUNTER, Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
@@ -33,8 +34,8 @@ from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import Reservation, training_facts
 from fedglass.recorders.steps import ObservedStep
-from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS, FactSheet
-from fedglass.recordings.transcript import CROSS_ENTROPY, training_of_batches
+from fedglass.recordings.facts import OBJECTIVE, RESERVATION_IDS, RESERVATIONS, FactSheet
+from fedglass.recordings.transcript import loss_fact, training_of_batches
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
@@ -43,6 +44,8 @@ BROKEN = {Reason.STRUCTURE, Reason.FAULT, Reason.UNWATCHED}
 POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
 REPLAYED = {Reservation.WRITTEN_BY_HAND, Reservation.ODD_BATCHES}
 """Reservations that the replay of the very batches settles: weights that were written to may hold declared noise."""
+OF_LOSSES = {Reservation.WEIGHTED_LOSS, Reservation.OTHER_TARGETS, Reservation.SCALED_LOSS}
+"""Reservations that a loss with a name settles: its options say what they warn of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,13 +280,20 @@ def observed_training(
     if not steps:
         raise UsageError("No optimiser took a step while the guard watched: train inside of `guard.watch()`.")
     facts = training_facts(steps)
-    settled = [r.identifier for r in REPLAYED | ({Reservation.CHANGED_GRADIENTS} if noisy_steps else set())]
+    loss = loss_fact({name: {"read": value} for name, value in facts.items()})
+    named = loss is not None and target_kind(loss.get("loss")) is not TargetKind.UNKNOWN and steps_have_targets(steps)
+    settled = [
+        r.identifier
+        for r in REPLAYED
+        | ({Reservation.CHANGED_GRADIENTS} if noisy_steps else set())
+        | (OF_LOSSES if named and OBJECTIVE in facts else set())
+    ]
     reservations = zip(facts.get(RESERVATION_IDS, ()), facts.get(RESERVATIONS, ()), strict=True)
     sentences = [sentence for reservation, sentence in reservations if reservation not in settled]
-    if sentences or facts.get("loss") != CROSS_ENTROPY or "lr" not in facts:
-        raise UsageError(f"The training cannot be replayed: {' '.join(sentences) or 'its loss is not cross entropy.'}")
+    if sentences or not named or "lr" not in facts:
+        raise UsageError(f"The training cannot be replayed: {' '.join(sentences) or 'its loss is not known.'}")
     model = steps[-1].module
-    if model is None or any(step.module is not model or step.labels is None for step in steps):
+    if model is None or any(step.module is not model for step in steps):
         raise UsageError("The training cannot be replayed: the network or the labels were not observed.")
     if any(step.shape is None or len(step.shape) != 3 for step in steps):
         raise UsageError("The training cannot be replayed: the inputs of the network are not images.")
@@ -295,16 +305,31 @@ def observed_training(
         raise UsageError("The training cannot be replayed: its optimiser, with its options, is not known.")
     observed = {
         "examples": torch.stack([reader.inputs[digest] for digest, _ in examples]),
-        "labels": torch.tensor([label for _, label in examples], dtype=torch.int64),
+        "labels": torch.stack([torch.as_tensor(target) for _, target in examples]),
         "training": training,
         "batches": tuple(tuple(row_of[example] for example in _labelled(step)) for step in steps),
     }
     return model, tuple(facts.get("untrained", ())), observed
 
 
-def _labelled(step: ObservedStep) -> list[tuple[bytes, int]]:
-    """Return the digest and the label of each example of a step: one image under two labels is two examples."""
-    return list(zip(step.rows, step.labels or (), strict=True))
+def steps_have_targets(steps: Sequence[ObservedStep]) -> bool:
+    """Return whether the targets of every step were observed: classes, or those of a loss with a name."""
+    return all(step.labels is not None for step in steps) or all(step.objective is not None for step in steps)
+
+
+def _labelled(step: ObservedStep) -> list[tuple[bytes, Any]]:
+    """Return digest and label of each example of a step: one image under two labels is two examples.
+
+    A target of another loss is given as nested tuples.
+    """
+    if step.labels is not None:
+        return list(zip(step.rows, step.labels, strict=True))
+    assert step.objective is not None, "its targets were observed"
+    return list(zip(step.rows, map(_as_tuples, step.objective.targets.tolist()), strict=True))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def under_model_names(

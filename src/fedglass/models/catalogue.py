@@ -57,7 +57,8 @@ def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> No
         output = model.eval()(torch.zeros(2, *shape))
     for layer, training in modes.items():
         layer.training = training
-    if not isinstance(output, Tensor) or tuple(output.shape) != (2, classes):
+    # The outputs of a segmentation network are of the shape (2, classes, h, w).
+    if not isinstance(output, Tensor) or output.ndim not in (2, 4) or tuple(output.shape[:2]) != (2, classes):
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"The model of {name!r} returned {got} for a batch of 2, expected logits of shape "
@@ -72,10 +73,12 @@ def build(
     classes: int,
     init: Initialisation = _DEFAULT,
     seed: int = 0,
+    single_output: bool = False,
 ) -> nn.Module:
     """Build the model of that name for inputs of that shape, initialised only from the seed.
 
     The default initialisation draws the layers of a built-in model, and keeps the weights of any other factory.
+    With `single_output` one class is allowed, which losses on numbers take.
 
     >>> model = build("lenet", shape=(3, 32, 32), classes=10)
     >>> sum(p.numel() for p in model.parameters())
@@ -83,8 +86,9 @@ def build(
     """
     if len(shape) != 3 or min(shape) < 1:
         raise UsageError(f"shape must be three positive numbers (channels, height, width), got {shape}.")
-    if classes < 2:
-        raise UsageError(f"classes must be at least 2, got {classes}.")
+    least = 1 if single_output else 2
+    if classes < least:
+        raise UsageError(f"classes must be at least {least}, got {classes}.")
     with torch.random.fork_rng(devices=[]):
         # New layers, and modules on import, draw from the global generator: its state is restored.
         entry = find("models", name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.losses import is_class_labels
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Whitening
@@ -58,7 +59,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
     """Return the audited messages of a bundle; those with a known truth and those without are two sources."""
     bundle, truths = opened
     spec = architecture, shape, classes, _ = model_spec(table, bundle, truths)
-    model = build(architecture, shape=shape, classes=classes)
+    model = build(architecture, shape=shape, classes=classes, single_output=True)
     counts = {} if truths is None else {name: len(examples.labels) for name, examples in truths.examples.items()}
     reader = TranscriptReader(bundle, model, counts, _unsent_weights(table, model, folder))
     view = adversary.view if "view" in adversary.model_fields_set else None
@@ -252,6 +253,13 @@ def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[i
             f"as {bundle.folder} says: correct one of them."
         )
     labels = examples.labels
+    if not is_class_labels(labels):
+        if labels.is_floating_point() and labels.shape[1] != classes:
+            raise DataError(
+                f"recording.truth has {labels.shape[1]} numbers as a target of {client!r}, expected {classes} as "
+                f"{bundle.folder} says: correct one of them."
+            )
+        return
     if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
         raise DataError(
             f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "

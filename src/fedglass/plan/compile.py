@@ -40,6 +40,7 @@ from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.truth import Examples
 from fedglass.federation.views import AggregateView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
+from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.fl.release import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.models.catalogue import build
@@ -238,13 +239,15 @@ def simulated(
     """Return a federation of the plan with the adversary's views of it."""
     own_seed = seed if table.seed is None else table.seed
     init = by_name(initialisation_at(table.init, folder))
+    training = table.training.value()
     data = _dataset(table, folder, own_seed)
+    data = replace(data, labels=targets_from_classes(training.loss, data.labels, data.classes))
     model = _model(table, data, init, own_seed)
     examples, test, at_server, unused = _split(table, data, own_seed)
     federation = Federation(
         model,
         _clients(table, examples, protection),
-        table.training.value(),
+        training,
         data.classes,
         data.whitening,
         aggregator=WeightedMean() if table.rule is None else cast(Aggregator, made("rules", table.rule)),
@@ -284,7 +287,8 @@ def check_parts(table: FederationTable, seed: int, folder: Path) -> None:
 
 
 def _model(table: FederationTable, data: Dataset, init: Initialisation, seed: int) -> nn.Module:
-    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed)
+    single = table.training.loss is not None
+    model = build(table.model, shape=data.shape, classes=data.classes, init=init, seed=seed, single_output=single)
     return with_fixed(model, matching_parameters(model, table.untrained)) if table.untrained else model
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.defaults import why_not_by_default
+from fedglass.attack.exact.exact import ExactAttack
 from fedglass.attack.needs import needs_of, supplies_of
 from fedglass.attack.parts import better_labels
 from fedglass.audit.audit import Job
@@ -260,6 +261,7 @@ def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
         attack = recipe(name)
         # All unknowns depend on the number of examples, unless an attack searches for it.
         needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
+        needed |= set() if isinstance(attack, ExactAttack) else {Fact.LOSS}
         missing = {fact for facts in facts_by_message for fact in needed - facts}
         missing_by_attack[name] = tuple(sorted(missing, key=list(Fact).index))
     return missing_by_attack

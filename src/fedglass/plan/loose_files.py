@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedglass.audit.protection import defence_names
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UpdateError, UsageError
+from fedglass.core.losses import grouping, is_class_labels
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
@@ -25,6 +26,7 @@ from fedglass.data.readers import read_npz
 from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
+from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.models.catalogue import build
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.schema import AdversaryTable
@@ -106,7 +108,8 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
     """Return the message in the files as a transcript of one round, with the truth if the plan names it."""
     _check_adversary(table, adversary)
     data, shape = _truth(table, folder)
-    model = build(table.model, shape=shape, classes=table.classes)
+    single = table.training is not None and table.training.loss is not None
+    model = build(table.model, shape=shape, classes=table.classes, single_output=single)
     stored, before, buffers = _read_state("before", table.before, folder, model)
     if table.buffers is not None:
         buffers |= _read_buffers("buffers", table.buffers, folder, model)
@@ -196,7 +199,7 @@ def _truths(participants: tuple[Participant, ...], data: Dataset) -> Truths:
     """
     sizes = [p.examples for p in participants]
     even = len(set(sizes)) == 1
-    order = torch.arange(len(data)) if even else data.labels.argsort(stable=True)
+    order = torch.arange(len(data)) if even else grouping(data.labels).argsort(stable=True)
     images, labels = torch.split(data.images[order], sizes), torch.split(data.labels[order], sizes)
     names = [p.name for p in participants]
     return Truths({name: Examples(*pair) for name, pair in zip(names, zip(images, labels, strict=True), strict=True)})
@@ -235,7 +238,13 @@ def _truth(table: RecordingTable, folder: Path) -> tuple[Dataset | None, tuple[i
             f"recording.truth {path}: expected images of shape {tuple(table.shape)} as recording.shape says, "
             f"got {data.shape}: correct one of them."
         )
-    if int(data.labels.max()) >= table.classes:
+    if not is_class_labels(data.labels):
+        if data.labels.is_floating_point() and data.labels.shape[1] != table.classes:
+            raise DataError(
+                f"recording.truth {path}: expected {table.classes} numbers as the target of an image, as many as "
+                f"recording.classes, got {data.labels.shape[1]}: correct one of them."
+            )
+    elif int(data.labels.max()) >= table.classes:
         raise DataError(
             f"recording.truth {path}: labels must lie in 0 to {table.classes - 1}, got "
             f"{int(data.labels.max())}: correct the labels or raise recording.classes."
@@ -245,7 +254,11 @@ def _truth(table: RecordingTable, folder: Path) -> tuple[Dataset | None, tuple[i
             f"recording.examples is {table.examples}, but recording.truth {path} holds {len(data)} images: "
             "give all images behind the message, or leave recording.examples out."
         )
-    return data, data.shape
+    loss = None if table.training is None else table.training.value().loss
+    if loss is None:
+        return data, data.shape
+    targets = targets_from_classes(loss, data.labels, table.classes)
+    return replace(data, labels=targets, classes=table.classes, class_names=None), data.shape
 
 
 def _update(

@@ -38,6 +38,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("iterations", "restarts"), AT_LEAST_ONE),
     **dict.fromkeys(("rate", "width", "norm", "clip"), ABOVE_ZERO),
     **dict.fromkeys(("share", "pruned"), SHARE),
+    "ignore_index": ANY,
 }
 """Name of an option -> its range; all other options are not negative. Parts check further conditions themselves."""
 MOST: Mapping[str, int] = {
@@ -206,6 +207,7 @@ KIND_OF_KEY = {
     "defended": "defences",
     "attacks": "attacks",
     "labels": "labels",
+    "loss": "losses",
     "refine": "refinements",
     "names": "metrics",
     "metric": "metrics",

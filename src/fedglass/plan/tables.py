@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.fl.loss.targets import loss_fields
 
 MOST_CASES = 100_000
 """Largest attacks x messages x repeats of a plan; each case is a record and takes at least seconds."""
@@ -32,6 +33,7 @@ Examples = Annotated[int, Field(ge=1, le=1_000_000)]
 HeldOut = Annotated[int, Field(ge=0, le=1_000_000)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000)]
 Classes = Annotated[int, Field(ge=2, le=100_000)]
+Outputs = Annotated[int, Field(ge=1, le=100_000)]
 Side = Annotated[int, Field(ge=1, le=2048)]
 """Side of images in pixels; no attack can handle larger ones."""
 Client = Annotated[int, Field(ge=0, lt=10_000)]
@@ -111,6 +113,8 @@ class TrainingTable(PlanTable):
     """Largest norm of each step's gradient; larger gradients are scaled down."""
     label_smoothing: Share = 0.0
     """The share of each label that is spread over all classes."""
+    loss: Name | PartTable | None = None
+    """The loss: a name of `fedglass list losses`, or a table of a name and options; left out: mean cross entropy."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingTable:
@@ -124,6 +128,11 @@ class TrainingTable(PlanTable):
             raise ValueError("nesterov needs a momentum above 0: add momentum = 0.9, or leave nesterov out")
         if self.steps is not None and "epochs" in self.model_fields_set:
             raise ValueError("steps replaces epochs, but the plan has both: leave one of them out")
+        if self.loss is not None and self.label_smoothing:
+            raise ValueError(
+                'label_smoothing belongs to the default loss: write loss = { name = "cross_entropy", label_smoothing = '
+                f"{self.label_smoothing:g} }}, or leave one of them out"
+            )
         return self
 
     def value(self) -> Training:
@@ -132,8 +141,17 @@ class TrainingTable(PlanTable):
         if self.betas is not None:
             options["betas"] = tuple(self.betas)
         optimiser = OPTIMISERS[self.optimiser](**options)
-        same = self.model_dump(include={field.name for field in fields(Training)})
-        return Training(**{**same, "batch_norm": BatchNorm(self.batch_norm), "optimiser": optimiser})
+        same = self.model_dump(include={field.name for field in fields(Training)}, exclude={"loss"})
+        values = {"batch_norm": BatchNorm(self.batch_norm), "optimiser": optimiser, **self._loss()}
+        return Training(**{**same, **values})
+
+    def _loss(self) -> dict[str, Any]:
+        """Return the fields of the loss; those of mean cross entropy are as without the key."""
+        from fedglass.plan.options import made  # which imports this module
+
+        if self.loss is None:
+            return {}
+        return loss_fields(made("losses", PartTable(name=self.loss) if isinstance(self.loss, str) else self.loss))
 
 
 class WhiteningTable(PlanTable):
@@ -308,8 +326,8 @@ class RecordingTable(PlanTable):
     """A safetensors file of those after the training, for checks, if `after` has none."""
     truth: Name | None = None
     """An npz file of the images and labels behind the message, for scoring."""
-    classes: Classes
-    """Of the model."""
+    classes: Outputs
+    """Of the model; of a loss without classes its number of outputs."""
     shape: Annotated[list[Side], Field(min_length=3, max_length=3)] | None = None
     """Channels, height and width, if there is no truth."""
     examples: Examples | None = None

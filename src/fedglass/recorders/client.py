@@ -170,12 +170,15 @@ def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:
             f"The inputs of the model of {client!r} are not images of one size (channels, height, width): one example "
             f"has shape {sorted(shapes)[0]}. fedglass audits only images, so record without the truth."
         )
-    labels: dict[bytes, int] = {}
+    labels: dict[bytes, Any] = {}
     # A second optimiser steps on the gradients of the same pass: it has no examples of its own.
     for step in (step for step in reader.steps if step.rows):
+        if step.labels is None and step.objective is not None:
+            labels |= dict(zip(step.rows, step.objective.targets.tolist(), strict=True))
+            continue
         if step.labels is None:
             raise UsageError(
-                f"The labels of {client!r} could not be observed, since its loss is not a cross entropy of classes. "
+                f"The labels of {client!r} could not be observed, since its loss is not one that fedglass knows. "
                 "Record without the truth, and write it yourself with BundleWriter(folder, resume=True).truth(client, "
                 "images, labels)."
             )

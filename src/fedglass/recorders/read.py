@@ -14,7 +14,7 @@ from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.steps import Gradient, ObservedStep
-from fedglass.recordings.facts import INPUTS, RESERVATION_IDS, RESERVATIONS
+from fedglass.recordings.facts import INPUTS, OBJECTIVE, RESERVATION_IDS, RESERVATIONS, UNKNOWN_LOSS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -111,10 +111,15 @@ def model_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     facts = {
         "shape": shape if is_image else None,
         INPUTS: None if is_image else shape,
-        "classes": step.outputs if step.outputs is not None and step.outputs > 1 else None,
+        "classes": step.outputs if step.outputs is not None and step.outputs > 1 else _outputs(steps),
         "model": _factory(step.module),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _outputs(steps: Sequence[ObservedStep]) -> int | None:
+    """Return the number of outputs that a loss with a name takes, such as one of a regression; None without one."""
+    return next((step.objective.outputs for step in steps if step.objective is not None), None)
 
 
 def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
@@ -161,7 +166,7 @@ def _losses(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[s
     names = sorted({loss.name for loss in losses})
     if not losses:
         _add(reservations, Reservation.UNKNOWN_LOSS)
-        return {}
+        return {OBJECTIVE: {"name": UNKNOWN_LOSS}}
     if any(step.penalty for step in steps):
         _add(reservations, Reservation.PENALTY)
         names = [*names, "penalty"]
@@ -179,7 +184,25 @@ def _losses(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[s
         _add(reservations, Reservation.SCALED_LOSS, factor=f"{factors[0]:.4g}")
         names = [f"{factors[0]:.4g} x", *names]
     smoothing = {loss.label_smoothing for loss in losses}
-    return {"loss": " ".join(names), "label_smoothing": smoothing.pop() if len(smoothing) == 1 else None}
+    return {
+        "loss": " ".join(names),
+        "label_smoothing": smoothing.pop() if len(smoothing) == 1 else None,
+        OBJECTIVE: _objective(steps),
+    }
+
+
+def _objective(steps: Sequence[ObservedStep]) -> dict[str, Any] | None:
+    """Return name and options of the loss; None for cross entropy that is plain or changed, as `loss` describes it."""
+    stepping = [step for step in steps if step.losses]
+    if all(loss.name == "cross_entropy" and loss.plain_mean for step in stepping for loss in step.losses):
+        return None
+    named = [step.objective for step in stepping]
+    parts = [None if one is None else {"name": one.name, "options": dict(one.options)} for one in named]
+    settled = not any(step.penalty or step.passes > 1 for step in steps) and all(part == parts[0] for part in parts)
+    if settled and parts[0] is not None:
+        return parts[0]
+    is_cross_entropy = all(loss.name == "cross_entropy" for step in stepping for loss in step.losses)
+    return None if is_cross_entropy else {"name": UNKNOWN_LOSS}
 
 
 def _loss_factor(step: ObservedStep) -> float:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
+from fedglass.recorders.objectives import NamedObjective, named_objective
 
 NETWORK_OUTPUT = "made by a network"
 """A mark on nodes of autograd's graph."""
@@ -38,6 +40,8 @@ class ForwardPass:
     """Whether it was computed in mixed precision; the step itself is usually taken outside of that."""
     logits: Sequence[Tensor] = ()  # (n, classes) each
     """The outputs of a classifier."""
+    results: Sequence[Tensor] = ()
+    """All outputs, of any shape."""
     used: bool = False
     """Whether a gradient came back through it."""
 
@@ -111,6 +115,7 @@ class ForwardPasses:
             forward.drew_random = True
         if self._has_weights:
             forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
+            forward.results = [tensor.detach() for tensor in outputs]
         if not any(forward is earlier for earlier in self.since_step):
             self.since_step.append(forward)
             self._on_end(forward, outputs)
@@ -181,6 +186,10 @@ class LossCall:
     plain: bool
     """Whether all examples have the same weight, and none is ignored."""
     logits: Tensor | None = None  # (n, classes)
+    inputs: Tensor | None = None
+    """What the loss was computed on, of any shape."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """All other options of the call."""
     used: bool = False
     weight: float = 0.0
     """The derivative of the objective by the mean of this loss over its examples: 1 if that is the objective."""
@@ -197,7 +206,15 @@ class LossCall:
             float(arguments.get("label_smoothing", 0.0) or 0.0),
             arguments.get("weight") is None and not _has_ignored(target, arguments.get("ignore_index", -100)),
             logits.detach() if isinstance(logits, Tensor) and logits.dim() == 2 else None,
+            logits.detach() if isinstance(logits, Tensor) else None,
+            {name: value for name, value in arguments.items() if name not in ("input", "target")},
         )
+
+    @property
+    def plain_mean(self) -> bool:
+        """Whether it is the mean over all examples, of one class each, with the weight 1."""
+        is_class = self.targets is not None and is_class_labels(self.targets)
+        return self.plain and is_class and abs(self.weight - 1) <= 1e-3
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
@@ -273,6 +290,8 @@ class ObservedStep:
     shape: tuple[int, ...] | None
     """The shape of one input."""
     outputs: int | None
+    objective: NamedObjective | None = None
+    """The loss by name with its options and targets; None if it has no name."""
 
     @property
     def examples(self) -> int:
@@ -307,6 +326,7 @@ class ObservedStep:
             module=None if first is None else first.module,
             shape=None if first is None or first.inputs is None else tuple(first.inputs.shape[1:]),
             outputs=first.logits[0].shape[1] if first is not None and first.logits else None,
+            objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
 
 

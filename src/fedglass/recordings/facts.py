@@ -82,11 +82,14 @@ def _ordered(ends: list[int]) -> list[int]:
 
 Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
+OBJECTIVE, UNKNOWN_LOSS = "objective", "unknown"
+"""The fact that names the loss with its options, and the name of a loss that the recorder cannot name."""
+
 FEDERATION: dict[str, Any] = {
     "framework": Text,
     "model": Text,
     "shape": Annotated[list[Count], Field(min_length=3, max_length=3)],
-    "classes": Annotated[int, Field(ge=2, le=100_000)],
+    "classes": Annotated[int, Field(ge=1, le=100_000)],
     "class_names": Annotated[list[Words], Field(max_length=100_000)],
     "whitening": Annotated[dict[Literal["mean", "std"], Channels], Field(min_length=2)],
     "rule": Part,
@@ -119,6 +122,7 @@ CLIENT: dict[str, Any] = {
     "clip": Positive,
     "label_smoothing": Share,
     "loss": Text,
+    OBJECTIVE: Part,
     "untrained": Annotated[list[Text], Field(max_length=100_000)],
     "defences": Annotated[list[Part], Field(max_length=20)],
     "filters": Annotated[list[Text], Field(max_length=100)],

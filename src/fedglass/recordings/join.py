@@ -189,5 +189,6 @@ def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> di
         "optimiser": training.optimiser.name,
         "options": training.optimiser.options,
         "batch_size": training.batch_size or participant.examples,
-        "loss": "cross_entropy",
+        "loss": "cross_entropy" if training.loss is None else training.loss.name,
+        "objective": None if training.loss is None else training.loss.model_dump(),
     }

@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from fedglass import __version__
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
+from fedglass.core.losses import Loss
 from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.fl.loss.targets import name_and_options, named_loss
 from fedglass.recordings.facts import Part
 from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
 from fedglass.recordings.reader import first_problem
@@ -63,6 +65,29 @@ def _named_optimiser(optimiser: Any) -> Any:
     return {"name": name, "options": vars(optimiser)}
 
 
+def _named_loss(loss: Any) -> Any:
+    """Return the name and the options of a loss; what is read from a file has them already."""
+    if isinstance(loss, dict | list | str | int | float | None):
+        return loss
+    named = name_and_options(loss)
+    if named is None:
+        raise UsageError(
+            f"A transcript cannot name the loss {loss!r}, which is not built in: save it without the clients' training."
+        )
+    return {"name": named[0], "options": named[1]}
+
+
+SavedLoss = Annotated[Part | None, BeforeValidator(_named_loss)]
+
+
+def _loss(part: Part | None) -> Loss | None:
+    """Return the built-in loss of that name; a file runs no other code."""
+    if part is None:
+        return None
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in part.options.items()}
+    return named_loss(part.name, options, own=False)
+
+
 class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     """The declared training of a client."""
 
@@ -75,6 +100,7 @@ class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     steps: Count | None
     clip: float | None
     label_smoothing: float
+    loss: SavedLoss = None
 
 
 class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
@@ -89,6 +115,7 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
     known_as: Text = ""
     counted: bool = True
     untrained: Names = []
+    loss: SavedLoss = None
 
     def value(self) -> Participant:
         training = None
@@ -97,8 +124,10 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
             if name not in OPTIMISERS:
                 raise ValueError(f"unknown optimiser {name!r}, expected one of {', '.join(OPTIMISERS)}")
             optimiser = OPTIMISERS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
-            training = Training(**{**dict(self.training), "optimiser": optimiser})
-        return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
+            loss = _loss(self.training.loss)
+            training = Training(**{**dict(self.training), "optimiser": optimiser, "loss": loss})
+        values = {"training": training, "untrained": tuple(self.untrained), "loss": _loss(self.loss)}
+        return Participant(**{**dict(self), **values})
 
 
 class SavedRound(BaseModel, frozen=True, extra="forbid"):
@@ -115,7 +144,7 @@ class SavedTerms(BaseModel, frozen=True, extra="forbid"):
     """The public facts of a federation."""
 
     shape: tuple[Count, Count, Count]
-    classes: Annotated[int, Field(ge=2)]
+    classes: Annotated[int, Field(ge=1)]
     mean: list[float]
     std: list[float]
     clients: Names

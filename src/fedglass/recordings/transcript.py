@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
+from fedglass.fl.loss.targets import loss_fields, named_loss
 from fedglass.models.fixed import exceeds_precision
 from fedglass.models.names import Names
-from fedglass.recordings.facts import FactSheet, preferred
+from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
 from fedglass.recordings.reader import Bundle, aggregated_clients
@@ -229,6 +231,7 @@ def participant_of(
         counted=counted,
         # Only what has not changed either.
         untrained=tuple(n for n in untrained if update is not None and n in update and not bool(update[n].any())),
+        loss=(loss_fact(facts) or {}).get("loss") if training is None else None,
     )
 
 
@@ -285,15 +288,38 @@ def _training(
     shuffle: bool = True,
 ) -> Training | None:
     lr, optimiser = preferred(facts, "lr"), optimiser_of(facts)
-    if lr is None or optimiser is None or preferred(facts, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
+    objective = loss_fact(facts)
+    if lr is None or optimiser is None or objective is None:
         return None
     # Layers normalise by the batch, unless there are none or a fact says otherwise.
     frozen = not has_batch_norm or preferred(facts, "batch_norm") in ("frozen", "none")
     mode = BatchNorm.FROZEN if frozen else BatchNorm.BATCH
-    clip, smoothing = preferred(facts, "clip"), preferred(facts, "label_smoothing", 0.0)
+    clip = preferred(facts, "clip")
     try:
-        return Training(lr, epochs, batch_size, mode, optimiser, shuffle, steps, clip, smoothing)
+        return Training(lr, epochs, batch_size, mode, optimiser, shuffle, steps, clip, **objective)
     except FedglassError:
+        return None
+
+
+def loss_fact(facts: FactSheet) -> dict[str, Any] | None:
+    """Return the fields of a `Training` for the recorded loss; None if fedglass has no such loss.
+
+    Only built-in losses are made: a bundle runs no code.
+
+    >>> loss_fact({"objective": {"read": {"name": "mse_loss", "options": {"reduction": "sum"}}}})
+    {'loss': SquaredLoss(reduction='sum')}
+    >>> loss_fact({"loss": {"read": "100 x cross_entropy"}}) is None
+    True
+    """
+    smoothing, name = preferred(facts, "label_smoothing", 0.0), preferred(facts, "loss", CROSS_ENTROPY)
+    part = preferred(facts, OBJECTIVE)
+    if part is None and name == CROSS_ENTROPY:
+        return {"label_smoothing": smoothing}
+    named = {"name": name} if part is None else dict(part)
+    options = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(named.get("options") or {}).items()}
+    try:
+        return loss_fields(named_loss(str(named["name"]), options, own=False))
+    except (FedglassError, TypeError, ValueError):
         return None
 
 

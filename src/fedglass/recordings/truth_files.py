@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.core.files import make_folder, write_atomic
+from fedglass.core.losses import is_class_labels, is_target
 from fedglass.federation.truth import Examples, Truths
 from fedglass.recordings.format import as_tensors
 from fedglass.recordings.reader import first_problem
@@ -63,19 +64,24 @@ def write_client_truth(
                 f"The batches of {client!r} in round {index} must be rows of its {count} examples, none of them empty."
             )
         order[index, client] = rows
-        batch_labels[index, client] = tuple(tuple(int(labels[row]) for row in batch) for batch in rows)
+        if is_class_labels(labels):
+            batch_labels[index, client] = tuple(tuple(int(labels[row]) for row in batch) for batch in rows)
         if len(used) < count:
             taken[index, client] = tuple(used)
     save_truths(Truths({client: Examples(images, labels)}, batch_labels, taken, order), folder)
 
 
 def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    """Return a client's examples as they are written: pixels in [0, 1] and whole labels; refuse anything else."""
+    """Return a client's examples as they are written: pixels in [0, 1] and whole labels; refuse anything else.
+
+    Targets of other losses may be floats (n, ...), or classes of pixels (n, h, w).
+    """
     tensors = as_tensors({"images": images, "labels": labels})
     pixels, classes = tensors["images"], tensors["labels"]
     pixels = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
-    same_length = pixels.dim() == 4 and classes.dim() == 1 and len(pixels) == len(classes) > 0
-    if not same_length or classes.is_floating_point():
+    classes = classes if classes.is_floating_point() else classes.long()
+    same_length = pixels.dim() == 4 and classes.dim() >= 1 and len(pixels) == len(classes) > 0
+    if not same_length or not (is_class_labels(classes) or is_target(classes)):
         raise DataError(
             f"The examples of {client!r} must be images (n, c, h, w) and as many whole labels, got "
             f"{tuple(pixels.shape)} and {tuple(classes.shape)} of {classes.dtype}."
@@ -86,7 +92,7 @@ def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tenso
             f"The images of {client!r} must be pixels in [0, 1] or bytes, got {low:.3g} to {high:.3g}: give them as "
             "they were before they were normalised."
         )
-    return pixels, classes.long()
+    return pixels, classes.float() if classes.is_floating_point() else classes
 
 
 def load_truths(directory: Path) -> Truths:

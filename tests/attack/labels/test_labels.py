@@ -24,6 +24,7 @@ from fedglass.attack.labels.counts import (
 )
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
+from fedglass.attack.labels.targets import RecoveredTargets
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
@@ -355,7 +356,7 @@ def test_the_catalogue_makes_every_part() -> None:
     entries = built_in("labels")
     made = {name: make("labels", name) for name in entries}
     rules = {SignRule(), MinimumRule(), BiasCounts(), InstanceCounts(), OwnCounts(), LastLayerCounts(), JointLabels()}
-    assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels()}
+    assert set(made.values()) == {*rules, *COUNTS, OracleLabels(), OracleBatchLabels(), RecoveredTargets()}
     assert all(entry.summary for entry in entries.values())
     assert all(("ORACLE" in entry.summary) == name.startswith("oracle") for name, entry in entries.items())
     with pytest.raises(UsageError, match="did you mean 'sign_rule'"):

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, hook, undecayed_update
 from fedglass.attack.exact.rows import entry_error
 from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
+from fedglass.attack.labels.counts import smoothing_of
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Observation
 
@@ -168,7 +169,11 @@ def verify_features(observation: Observation, layer: DenseUpdate, cut: Cut, inpu
     trained = {n: t.clone().requires_grad_() for n, t in cut.state.items() if n in observation.update}
     with torch.enable_grad():
         logits = cut.head(F.linear(inputs, trained[weight], trained[bias]), {**cut.state, **trained})
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing_of(observation))
+        objective = observation.knows.objective
+        if objective is None:
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing_of(observation))
+        else:
+            loss = objective.value(logits, labels)
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     predicted = {n: -g for n, g in zip(trained, gradients, strict=True) if g is not None}
     sent = {name: undecayed_update(observation, name) for name in predicted}
@@ -180,9 +185,3 @@ def verify_features(observation: Observation, layer: DenseUpdate, cut: Cut, inpu
     expected = ROUNDING_FACTOR * float(error.norm() / moved.norm()) + SUMMATION_ERROR
     complete = len(inputs) == observation.knows.examples and residual <= min(MOST_OF_SEVERAL, expected)
     return Features(inputs, labels, residual, complete)
-
-
-def smoothing_of(observation: Observation) -> float:
-    """Return the label smoothing of the declared training."""
-    training = observation.knows.training
-    return 0.0 if training is None else training.label_smoothing

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
+from fedglass.attack.exact.residuals import has_classes
 from fedglass.attack.exact.rows import fit_rank_one
 from fedglass.attack.exact.sparse import InputSearch
 from fedglass.attack.exact.verify import (
@@ -100,7 +101,8 @@ def _with_finite_residual(guess: ExactSolution) -> ExactSolution:
 
 def _layer_verifies(observation: Observation, layer: DenseUpdate, images: Tensor) -> bool:
     """Return True if the layer's own update verifies an image and no training is declared that could be replayed."""
-    if observation.knows.training is not None or not layer.relu or layer.bias is None:
+    replayable = observation.knows.training is not None and has_classes(observation)
+    if replayable or not layer.relu or layer.bias is None:
         return False
     return fit_layer(layer, observation.knows.whitening.whiten(images.double()).flatten(1))[2]
 

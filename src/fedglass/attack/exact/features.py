@@ -22,6 +22,7 @@ from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run,
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
+from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import entry_error, fit_rank_one
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.parts import Problem, no_progress
@@ -80,6 +81,8 @@ def dense_fronts(observation: Observation) -> list[DenseUpdate] | str:
     if not layers:
         return "no dense layer with a bias sends a multiple of its gradient"
     count, classes = observation.knows.examples, observation.knows.classes
+    if count > 1 and not has_classes(observation):
+        return needs_classes(observation)
     if count > 1 and not layers[0].relu and count >= classes:
         return f"no ReLU follows the first dense layer, and {count} examples are not fewer than {classes} classes"
     return layers if cut_at(observation, layers[0].name).headed() else "the first dense layer is bypassed"
@@ -195,7 +198,10 @@ def _single_example(observation: Observation, layer: DenseUpdate) -> Features | 
         return None
     errors = entry_error(layer.weight, layer.weight_before), entry_error(bias, layer.bias_before)
     precise = replace(layer, weight_error=errors[0], bias_error=errors[1])
-    inputs = fit_rank_one(precise.stacked(pruned=True)).inputs[None]
+    rank_one = fit_rank_one(precise.stacked(pruned=True))
+    inputs = rank_one.inputs[None]
+    if not has_classes(observation):
+        return Features(inputs, torch.tensor([-1]), rank_one.residual, rank_one.clean)
     gradients = head_gradients(observation, layer, cut, inputs)[0]  # (k, h)
     label = F.cosine_similarity(gradients, -bias[None], dim=1).argmax()
     return verify_features(observation, layer, cut, inputs, label[None])

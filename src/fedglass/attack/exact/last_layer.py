@@ -32,14 +32,21 @@ from fedglass.attack.exact.cut import (
     gradients_at,
     head_gradients,
     refine_inputs,
-    smoothing_of,
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
+from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
+from fedglass.attack.labels.counts import (
+    InstanceCounts,
+    is_clipped,
+    mean_travel,
+    round_to_sum,
+    smoothing_of,
+    unsmoothed,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -127,6 +134,8 @@ def peeling(observation: Observation, search: SearchBudget) -> ExactSolution | s
         return layer
     if observation.knows.examples == 1:
         return "division reads a single example"
+    if not has_classes(observation):
+        return needs_classes(observation)
     if not layer.relu or layer.bias is None:
         return "no ReLU follows a first dense layer with a bias"
     features = peeled_inputs(observation, layer)
@@ -197,7 +206,7 @@ def _last_inputs(
     observation: Observation, layer: DenseUpdate, search: SearchBudget
 ) -> tuple[Tensor, Tensor, float] | None:
     """Return the features of all examples, their labels, and the factor between gradient and update."""
-    count, travel = observation.knows.examples, observation.knows.travel
+    count, travel = observation.knows.examples, mean_travel(observation)
     if not 1 <= count < observation.knows.classes or travel is None or layer.bias is None:
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
@@ -302,6 +311,8 @@ def last_layer(observation: Observation, search: SearchBudget) -> ExactSolution 
     layer, knows = first_dense(observation), observation.knows
     if isinstance(layer, str):
         return f"{layer}, so that the last layer's features give no pixels"
+    if not has_classes(observation):
+        return needs_classes(observation)
     if not knows.examples < knows.classes:
         return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
     if knows.examples == 1:

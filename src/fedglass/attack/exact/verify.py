@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, once
+from fedglass.attack.exact.residuals import fitted_residual, has_classes
 from fedglass.attack.exact.rows import entry_error, unpruned_entries, with_ones
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
@@ -78,6 +79,10 @@ class ReplayableMessage:
         may be any multiple of the replay, since it may have been clipped as a whole. With `fit="tensors"` each tensor
         has a factor and a decay of its own, which is for a single image only.  # images (n, c, h, w), not whitened
         """
+        if not has_classes(self.observation) and (labels is None or not labels.is_floating_point()):
+            # The targets are not known: any gradient at the outputs may explain the message.
+            unknown = torch.full((len(images),), -1)
+            return fitted_residual(self.observation, self.sent, self.unpruned, images), unknown
         if labels is not None:
             return self._residual(images, labels, fit), labels
         best = math.inf, torch.full((len(images),), -1)
@@ -203,6 +208,8 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
     With features H the last layer's gradient is (P - Y) H: each column of its product with the inverse of H is negative
     only in the example's own class.  # (n,) each
     """
+    if not has_classes(observation):
+        return []
     network = network_of(observation)
     weights = [observation.before[name] for name in network.names]
     try:
@@ -250,8 +257,8 @@ def _assumed_training(observation: Observation) -> Training | None:
     """Return plain SGD on whole batches with the known steps and learning rate; None if they do not suffice."""
     knows = observation.knows
     if knows.steps in (None, 1):
-        return Training(lr=knows.lr or 1.0)
-    return None if knows.lr is None else Training(lr=knows.lr, steps=knows.steps)
+        return Training(lr=knows.lr or 1.0, loss=knows.objective)
+    return None if knows.lr is None else Training(lr=knows.lr, steps=knows.steps, loss=knows.objective)
 
 
 def _client_slices(observation: Observation, training: Training, images: int) -> list[slice] | None:

@@ -159,7 +159,9 @@ def _probe(observation: Observation) -> tuple[dict[str, Tensor], Tensor, dict[st
         for name in names:
             hooks.enter_context(hook(cut.model.get_submodule(name).register_forward_hook(noting(name))))
         logits = functional_call(cut.model, {**cut.state, **trained}, (image,))
-    loss = F.cross_entropy(logits, torch.zeros(1, dtype=torch.int64))
+    # Any loss serves; the cross entropy of a single output has no gradient.
+    single = logits.shape[1:] == (1,)
+    loss = logits.square().sum() if single else F.cross_entropy(logits, torch.zeros(1, dtype=torch.int64))
     derivatives = torch.autograd.grad(loss, [outputs[0], *trained.values()], materialize_grads=True)
     embedded = derivatives[0][0]  # of a dense layer (p, d), or of a convolution
     outer = embedded if embedded.ndim == 2 else embedded.flatten(1).T

@@ -21,6 +21,7 @@ from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import smoothest_images
+from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -85,6 +86,8 @@ def weak_noise(observation: Observation, search: SearchBudget) -> ExactSolution 
         return layer
     if observation.knows.examples != 1:
         return "rows agree only for a single example"
+    if not has_classes(observation):
+        return needs_classes(observation)
     if layer.bias is None:
         return "the first dense layer trains no bias"
     parts = _noise_free_parts(observation, layer, layer.stacked())

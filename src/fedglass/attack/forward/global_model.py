@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import BoundForward
+from fedglass.core.errors import UsageError
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.fl.trajectory import per_epoch
 from fedglass.models.network import Network
@@ -28,6 +30,11 @@ class GlobalModel:
         return 1.0, examples
 
     def bind(self, observation: Observation) -> BoundForward:
+        if target_kind(observation.knows.objective) is not TargetKind.CLASSES:
+            raise UsageError(
+                "GlobalModel needs a loss with one class for each example, since it shows what the model takes for a "
+                "class: choose another attack."
+            )
         network = Network(observation.model, observation.buffers, BatchNorm.FROZEN)
         weights = [(observation.before[name] + observation.update[name]).detach() for name in network.names]
 

@@ -27,8 +27,9 @@ from fedglass.attack.forward.target import (
 )
 from fedglass.attack.needs import reads_of
 from fedglass.attack.parts import BoundForward, Forward
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, moved_statistics
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training, Unknown
 
@@ -44,10 +45,10 @@ class OneGradient:
 
     def bind(self, observation: Observation) -> BoundForward:
         network = network_of(observation)
-        weights, training = leaves(observation, network), observation.knows.training
+        weights, knows = leaves(observation, network), observation.knows
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return full_gradient(network, weights, candidate, training)
+            return full_gradient(network, weights, candidate, knows.training, knows.loss)
 
         return BoundForward(mean_gradient(observation, network), predict, network.names)
 
@@ -63,7 +64,7 @@ class RepeatedGradient:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.EQUAL_CLIENTS})
 
     def bind(self, observation: Observation) -> BoundForward:
-        training = known_training(observation)
+        training, knows = known_training(observation), observation.knows
         network = network_of(observation)
         weights = leaves(observation, network)
         examples = max(1, observation.knows.examples // observation.knows.clients)
@@ -71,7 +72,7 @@ class RepeatedGradient:
         batches = min(len(training.batches(examples)), steps)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [steps * g for g in full_gradient(network, weights, candidate, training)]
+            return [steps * g for g in full_gradient(network, weights, candidate, knows.training, knows.loss)]
 
         target = gradient_sum(observation, network, step_length(observation) or training.lr)
         return BoundForward(target, predict, network.names, batches=batches)
@@ -105,30 +106,50 @@ class ObservedResidual:
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
         """Return the size of a single example's gradient as known: r gives the length of J(x)^T r."""
-        alone = is_alone(observation) and head_of(observation)[1] is not None
+        alone = is_alone(observation) and _has_head(observation) and head_of(observation)[1] is not None
         return frozenset({Fact.SIZE}) if alone else frozenset()
 
     def bind(self, observation: Observation) -> BoundForward:
-        if not is_alone(observation):
+        if not is_alone(observation) or not _has_head(observation):
             return OneGradient().bind(observation)
         network = network_of(observation)
         weights = leaves(observation, network)
         target = mean_gradient(observation, network)
         weight, bias = head_of(observation)
-        if bias is None and self.sized:
+        classes = target_kind(observation.knows.objective) is TargetKind.CLASSES
+        if bias is None and (self.sized or not classes):
             return OneGradient().bind(observation)
         named = dict(zip(network.names, target, strict=True))
         residual = named[bias] if bias is not None else left_factor(named[weight])
-        if not is_residual(residual):
+        if not (is_residual(residual) if classes else bool(residual.any())):
             return OneGradient().bind(observation)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            if candidate.labels.is_floating_point():
-                return full_gradient(network, weights, candidate, observation.knows.training)
+            if candidate.labels.is_floating_point() and classes:
+                return full_gradient(network, weights, candidate, observation.knows.training, observation.knows.loss)
             error = (network(weights, candidate.images[0]) * residual).sum()
-            return torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
+            gradient = torch.autograd.grad(error, weights, create_graph=True, materialize_grads=True)
+            if not candidate.labels.requires_grad:
+                return gradient
+            # Targets that are unknowns have no influence: the residual is what they are good for.
+            return [gradient[0] + 0.0 * candidate.labels.sum(), *gradient[1:]]
 
         return BoundForward(target, predict, network.names)
+
+
+def _has_head(observation: Observation) -> bool:
+    """Check that a dense layer gives the outputs; of a loss with classes it is taken for granted."""
+    if target_kind(observation.knows.objective) is TargetKind.CLASSES:
+        return True
+    network = network_of(observation)
+    weights = [observation.before[name] for name in network.names]
+    with torch.no_grad():
+        outputs = network(weights, weights[0].new_zeros(2, *observation.knows.shape))
+    try:
+        _, bias = head_of(observation)
+    except ModelError:
+        return False
+    return bias is None or observation.before[bias].shape == outputs.shape[1:]
 
 
 def is_alone(observation: Observation) -> bool:
@@ -176,11 +197,11 @@ class OnSegment:
         network = network_of(observation)
         before = leaves(observation, network)
         update = [observation.update[name] for name in network.names]
-        training = observation.knows.training
+        knows = observation.knows
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
             weights = [torch.addcmul(w, unknowns[0], u) for w, u in zip(before, update, strict=True)]
-            return full_gradient(network, weights, candidate, training)
+            return full_gradient(network, weights, candidate, knows.training, knows.loss)
 
         zero, one = (before[0].new_tensor(value) for value in (0.0, 1.0))
         alpha = Unknown(torch.full_like(zero, self.start), zero, one, self.rate, self.every, name="alpha")
@@ -210,10 +231,10 @@ class AlongSegment:
             [torch.add(w, u, alpha=alpha).detach().requires_grad_() for w, u in ends]
             for alpha in self.places(observation.knows.local_steps)
         ]
-        training = observation.knows.training
+        knows = observation.knows
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            gradients = [full_gradient(network, weights, candidate, training) for weights in places]
+            gradients = [full_gradient(network, weights, candidate, knows.training, knows.loss) for weights in places]
             return [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
 
         return BoundForward(mean_gradient(observation, network), predict, network.names)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.losses import Loss
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.fl.local import MeanGradient, Step, local_gradient
 from fedglass.fl.trajectory import per_epoch
@@ -40,15 +41,21 @@ def known_training(observation: Observation) -> Training:
 
 
 def full_gradient(
-    network: Network, weights: Sequence[Tensor], candidate: Candidate, training: Training | None
+    network: Network,
+    weights: Sequence[Tensor],
+    candidate: Candidate,
+    training: Training | None,
+    loss: Loss | None = None,
 ) -> Sequence[Tensor]:
     """Return the gradient of one step on all examples of the candidate's first epoch, to be differentiated again.
 
-    It is as the client would compute it, clipped where its training clips.
+    It is as the client would compute it, clipped where its training clips. `loss` is its loss if its training is not
+    known.
     """
     labels = candidate.labels[0] if per_epoch(candidate.labels) else candidate.labels
+    loss = loss if training is None else training.loss
     smoothing, clip = (0.0, None) if training is None else (training.label_smoothing, training.clip)
-    step = Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing)
+    step = Step(network, weights, candidate.images[0], labels, differentiable=True, smoothing=smoothing, objective=loss)
     return local_gradient(MeanGradient(), step, clip)
 
 

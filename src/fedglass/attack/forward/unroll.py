@@ -23,6 +23,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Candidate, Observation, Training
 from fedglass.fl.local import schedule
+from fedglass.fl.loss.targets import blank_targets
 from fedglass.fl.trajectory import Trajectory, fit, per_epoch
 
 BUDGET_MIB = 512.0
@@ -194,7 +195,7 @@ def full_batch_training(observation: Observation) -> Training:
     lr, steps, training = learning_rate(observation), observation.knows.local_steps, observation.knows.training
     if lr is None or steps is None:
         raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
-    base = Training(lr) if training is None else training
+    base = Training(lr, loss=observation.knows.objective) if training is None else training
     return replace(base, epochs=steps, batch_size=None, steps=None, shuffle=False)
 
 
@@ -255,5 +256,7 @@ def _trajectory(observation: Observation, training: Training, examples: int, bud
     weights = leaves(observation, network)
     trajectory = Trajectory(network, weights, list(schedule(training, examples, None)), training)
     images = weights[0].new_zeros(1, examples, *observation.knows.shape)  # any images of that size
-    classes = weights[0].new_zeros(examples).long()
-    return replace(trajectory, memory=fit(trajectory, images, classes, budget_mib))
+    with torch.no_grad():
+        outputs = network(weights, images[0, :1].expand(2, *images.shape[2:])) if training.loss is not None else None
+    targets = blank_targets(training.loss, examples, weights[0], () if outputs is None else tuple(outputs.shape[1:]))
+    return replace(trajectory, memory=fit(trajectory, images, targets, budget_mib))

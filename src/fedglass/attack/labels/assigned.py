@@ -18,6 +18,7 @@ from fedglass.attack.stages import energy_rank
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.registry import register
 from fedglass.core.text import DLG
 from fedglass.core.types import Candidate, Observation, Unknown
@@ -82,7 +83,7 @@ class AssignedLabels:
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         first = self.labels.bind(observation, generator)
-        if first.unknowns:
+        if first.unknowns or target_kind(observation.knows.objective) is not TargetKind.CLASSES:
             return first
         recovered = first.decode([])
         energy = self._energy(observation, substitute_images(observation, generator))

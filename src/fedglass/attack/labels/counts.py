@@ -173,7 +173,31 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
     length = step_length(observation)
     if length is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
-    return observation.update[head_weight(observation)] / -length
+    return observation.update[head_weight(observation)] / -(length * batch_factor(observation))
+
+
+def batch_factor(observation: Observation) -> float:
+    """Return how many mean gradients the gradient of a loss is: those of a batch where the loss is summed over it."""
+    if getattr(observation.knows.objective, "reduction", "mean") == "mean":
+        return 1.0
+    knows = observation.knows
+    examples = max(1, knows.examples // knows.clients)
+    size = None if knows.training is None else knows.training.batch_size
+    return float(examples if size is None else min(size, examples))
+
+
+def mean_travel(observation: Observation) -> float | None:
+    """Return how far an update travels along a mean gradient of size 1; None where it is not known."""
+    travel = observation.knows.travel
+    return None if travel is None else travel * batch_factor(observation)
+
+
+def smoothing_of(observation: Observation) -> float:
+    """Return the label smoothing of the declared training."""
+    training, loss = observation.knows.training, observation.knows.objective
+    if loss is not None:
+        return float(getattr(loss, "label_smoothing", 0.0))
+    return 0.0 if training is None else training.label_smoothing
 
 
 def is_clipped(observation: Observation) -> bool:
@@ -183,12 +207,18 @@ def is_clipped(observation: Observation) -> bool:
 
 
 def unsmoothed(counts: Tensor, observation: Observation) -> Tensor:
-    """Undo the client's label smoothing, which spreads a share of each label evenly over all classes."""
-    training = observation.knows.training
-    if training is None or training.label_smoothing == 0:
+    """Undo the client's label smoothing, which spreads a share of each label evenly over all classes, and its weights.
+
+    Weights of classes scale the counts: the mean is taken over the weights.
+    """
+    smoothing, weights = smoothing_of(observation), getattr(observation.knows.objective, "weight", None)
+    if smoothing:
+        spread = smoothing * observation.knows.examples / len(counts)
+        counts = (counts - spread) / (1 - smoothing)
+    if weights is None:
         return counts
-    spread = training.label_smoothing * observation.knows.examples / len(counts)
-    return (counts - spread) / (1 - training.label_smoothing)
+    shares = counts.clamp(min=0) / counts.new_tensor(weights).clamp(min=torch.finfo(counts.dtype).tiny)
+    return shares * (observation.knows.examples / shares.sum())
 
 
 def head_statistics(
@@ -238,7 +268,7 @@ def mean_bias_gradient(observation: Observation) -> Tensor:
             "Label counts from the bias need a last layer with a bias, but this network's has none: choose another "
             "labels part, such as minimum_rule."
         )
-    travel = observation.knows.travel
+    travel = mean_travel(observation)
     if travel is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
     return observation.update[bias] / -travel
@@ -271,7 +301,7 @@ def predictions_by_class(observation: Observation, bias_gradient: Tensor) -> Ten
     """Return p_j, the softmax for the examples of class j, one row for each class.  # (classes, classes), double"""
     weight, bias = head_of(observation)
     assert bias is not None, "the gradient of the bias was computed before"
-    travel = observation.knows.travel
+    travel = mean_travel(observation)
     assert travel is not None, "the size of the bias's gradient was known before"
     gradient = observation.update[weight].double() / -travel  # (classes, features)
     features = gradient / bias_gradient.double()[:, None]

@@ -15,6 +15,7 @@ from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.losses import TargetKind, is_class_labels, target_kind
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
@@ -36,6 +37,8 @@ class OracleLabels:
         if knows.labels is None:
             raise refusal("OracleLabels", [Fact.LABELS])
         labels = knows.labels.to(like(observation).device)
+        if not is_class_labels(labels) and target_kind(knows.objective) is not TargetKind.CLASSES:
+            return _fixed_targets(labels, observation, generator)
         if labels.shape != (knows.examples,):
             raise UsageError(
                 f"The adversary is told labels of shape {tuple(labels.shape)} for {knows.examples} examples: give one "
@@ -49,6 +52,17 @@ class OracleLabels:
         # Labels stay with their client, where the number of examples of each is known.
         clients = torch.split(labels, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
         return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
+
+
+def _fixed_targets(targets: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
+    """Return known targets of a loss without classes in random order within each client."""
+    knows = observation.knows
+    if len(targets) != knows.examples:
+        raise UsageError(
+            f"The adversary is told {len(targets)} targets for {knows.examples} examples: give one for each."
+        )
+    clients = torch.split(targets, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
+    return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
 
 
 @register(

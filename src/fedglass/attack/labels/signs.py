@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedglass.attack.forward.target import head_gradient, head_of, is_gradient, network_of
-from fedglass.attack.labels.counts import head_statistics, is_clipped, round_to_sum, unsmoothed
+from fedglass.attack.labels.counts import head_statistics, is_clipped, mean_travel, round_to_sum, unsmoothed
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
 from fedglass.core.text import IDLG, Note
@@ -30,6 +31,8 @@ NOISE_IMAGES = 16
 
 def counted_instead(observation: Observation) -> str:
     """Return the name of a labels part that counts, where the last layer's inputs have both signs for noise images."""
+    if target_kind(observation.knows.objective) is not TargetKind.CLASSES:
+        return ""
     network, shape = network_of(observation), (NOISE_IMAGES, *observation.knows.shape)
     noise = torch.randn(shape, generator=stream(0, "activations")).to(next(iter(observation.before.values())))
     with torch.no_grad():
@@ -82,7 +85,7 @@ def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[T
     weight, bias = head_of(observation)
     rows = -observation.update[weight]  # (classes, features)
     sums = rows.sum(1) if bias is None else -observation.update[bias]
-    travel = observation.knows.travel
+    travel = mean_travel(observation)
     if bias is not None and travel is not None and not is_clipped(observation):
         yield sums / travel
     absent = rows.amin(1) >= 0

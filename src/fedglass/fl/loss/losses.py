@@ -1,0 +1,239 @@
+"""The losses that a plan can name. Each computes what the torch function of its name does.
+
+A mean is taken over the examples and, where there are several outputs, over these too, as torch does. The default of a
+training is the mean cross entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedglass.core.errors import UsageError
+from fedglass.core.losses import TargetKind
+from fedglass.core.registry import register
+
+IGNORE_NOTHING = -100
+"""The class that torch ignores by default; no example has it."""
+
+
+def _check_reduction(name: str, reduction: str) -> None:
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f'loss {name!r}: reduction must be "mean" or "sum", got {reduction!r}.')
+
+
+def _check_weights(name: str, option: str, weights: Sequence[float] | None) -> None:
+    if weights is not None and (not weights or not all(0 <= w < math.inf for w in weights) or not any(weights)):
+        raise UsageError(f"loss {name!r}: {option} must be finite numbers of at least 0, not all 0, got {weights}.")
+
+
+def _check_ignored(name: str, index: object) -> None:
+    if not isinstance(index, int):
+        raise UsageError(f"loss {name!r}: ignore_index must be a whole number, got {index!r}.")
+
+
+def _check_smoothing(name: str, smoothing: float) -> None:
+    if not 0 <= smoothing < 1:
+        raise UsageError(f"loss {name!r}: label_smoothing must be at least 0 and below 1, got {smoothing}.")
+
+
+def _weights(name: str, weights: Sequence[float] | None, outputs: Tensor) -> Tensor | None:
+    if weights is None:
+        return None
+    if len(weights) != outputs.shape[1]:
+        raise UsageError(
+            f"loss {name!r}: expected one weight for each of the {outputs.shape[1]} outputs of the network, got "
+            f"{len(weights)}: correct the weights or the number of classes."
+        )
+    return outputs.new_tensor(weights)
+
+
+@register("losses", "cross_entropy", summary="cross entropy of one class for each example")
+@dataclass(frozen=True)
+class CrossEntropy:
+    """-log softmax(outputs)[class], with smoothed labels, weights of classes and a class that is ignored."""
+
+    label_smoothing: float = 0.0
+    weight: tuple[float, ...] | None = None
+    ignore_index: int = IGNORE_NOTHING
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.CLASSES
+
+    def __post_init__(self) -> None:
+        _check_smoothing("cross_entropy", self.label_smoothing)
+        _check_weights("cross_entropy", "weight", self.weight)
+        _check_reduction("cross_entropy", self.reduction)
+        _check_ignored("cross_entropy", self.ignore_index)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _cross_entropy(self, "cross_entropy", outputs, targets)
+
+
+@register("losses", "pixel_cross_entropy", summary="cross entropy of one class for each pixel, for segmentation")
+@dataclass(frozen=True)
+class PixelCrossEntropy:
+    """The cross entropy at each pixel, with the options of `cross_entropy`.  # (n, classes, h, w), (n, h, w)"""
+
+    label_smoothing: float = 0.0
+    weight: tuple[float, ...] | None = None
+    ignore_index: int = IGNORE_NOTHING
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.PIXELS
+
+    def __post_init__(self) -> None:
+        _check_smoothing("pixel_cross_entropy", self.label_smoothing)
+        _check_weights("pixel_cross_entropy", "weight", self.weight)
+        _check_reduction("pixel_cross_entropy", self.reduction)
+        _check_ignored("pixel_cross_entropy", self.ignore_index)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _cross_entropy(self, "pixel_cross_entropy", outputs, targets)
+
+
+def _cross_entropy(loss: CrossEntropy | PixelCrossEntropy, name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(
+        outputs,
+        targets,
+        weight=_weights(name, loss.weight, outputs),
+        ignore_index=loss.ignore_index,
+        reduction=loss.reduction,
+        label_smoothing=loss.label_smoothing,
+    )
+
+
+@register(
+    "losses",
+    "binary_cross_entropy_with_logits",
+    summary="binary cross entropy of each output, for several labels of an example",
+)
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """-y log sigmoid(z) - (1 - y) log(1 - sigmoid(z)) of each output z with its target y in [0, 1]."""
+
+    weight: tuple[float, ...] | None = None
+    pos_weight: tuple[float, ...] | None = None
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.SHARES
+    affine: ClassVar[bool] = True
+    """The gradient of the outputs is affine in the targets, each output for itself."""
+
+    def __post_init__(self) -> None:
+        _check_weights("binary_cross_entropy_with_logits", "weight", self.weight)
+        _check_weights("binary_cross_entropy_with_logits", "pos_weight", self.pos_weight)
+        _check_reduction("binary_cross_entropy_with_logits", self.reduction)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        name = "binary_cross_entropy_with_logits"
+        return F.binary_cross_entropy_with_logits(
+            outputs,
+            targets,
+            weight=_weights(name, self.weight, outputs),
+            pos_weight=_weights(name, self.pos_weight, outputs),
+            reduction=self.reduction,
+        )
+
+
+@register("losses", "mse_loss", summary="squared error of each output, for regression")
+@dataclass(frozen=True)
+class SquaredLoss:
+    """(z - y)^2 of each output z with its target y."""
+
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.NUMBERS
+    affine: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_reduction("mse_loss", self.reduction)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs, targets, reduction=self.reduction)
+
+
+@register("losses", "l1_loss", summary="absolute error of each output, for regression")
+@dataclass(frozen=True)
+class AbsoluteLoss:
+    """|z - y| of each output z with its target y."""
+
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.NUMBERS
+
+    def __post_init__(self) -> None:
+        _check_reduction("l1_loss", self.reduction)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.l1_loss(outputs, targets, reduction=self.reduction)
+
+
+@register(
+    "losses",
+    "dice",
+    summary="1 - Dice coefficient of each class, for segmentation",
+    paper=(
+        "Milletari, Navab, Ahmadi: V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image "
+        "Segmentation, 3DV 2016, https://arxiv.org/abs/1606.04797"
+    ),
+)
+@dataclass(frozen=True)
+class Dice:
+    """1 - (2 sum p y + s) / (sum p + sum y + s) of each example and class, sums over pixels, s = `smooth`.
+
+    p is the softmax of the outputs, or the sigmoid of a single one. The paper squares p and y in the denominator;
+    MONAI's DiceLoss, which hospitals use, does not, and neither does this. The background counts as a class.
+    """
+
+    smooth: float = 1e-5
+    reduction: str = "mean"
+
+    targets: ClassVar[TargetKind] = TargetKind.PIXELS
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smooth < math.inf:
+            raise UsageError(f"loss 'dice': smooth must be positive and finite, got {self.smooth}.")
+        _check_reduction("dice", self.reduction)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        shares, masks = _pixel_shares(outputs), _masks(outputs, targets)
+        both = (shares * masks).flatten(2).sum(2)  # (n, classes)
+        either = shares.flatten(2).sum(2) + masks.flatten(2).sum(2)
+        losses = 1 - (2 * both + self.smooth) / (either + self.smooth)
+        return losses.mean() if self.reduction == "mean" else losses.sum()
+
+
+def _pixel_shares(outputs: Tensor) -> Tensor:
+    """Return the probability of each class at each pixel.  # (n, classes, h, w)"""
+    return outputs.sigmoid() if outputs.shape[1] == 1 else outputs.softmax(1)
+
+
+def _masks(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the targets as one mask for each class.  # (n, h, w) or (n, classes, h, w) -> (n, classes, h, w)"""
+    if targets.ndim == outputs.ndim:
+        return targets.to(outputs)
+    if outputs.shape[1] == 1:
+        return targets[:, None].to(outputs)
+    classes = torch.arange(outputs.shape[1], device=targets.device).view(1, -1, *[1] * (targets.ndim - 1))
+    return (targets[:, None] == classes).to(outputs)
+
+
+@register("losses", "unknown", summary="a loss that is not known: exact attacks run, gradients are not matched")
+@dataclass(frozen=True)
+class UnknownLoss:
+    """The loss of a recorded training that nothing names."""
+
+    targets: ClassVar[TargetKind] = TargetKind.UNKNOWN
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        raise UsageError(
+            "The loss of this training is not known, so its gradient cannot be computed: name it as training.loss, one "
+            "of `fedglass list losses`."
+        )
