@@ -24,6 +24,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
+from fedglass.verdict.doubts import Doubt, Kind, doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,8 @@ class Simulated:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return MissingTarget(str(error))
-            return replace(single, utility={**utility, **then[view.rounds()[-1]]}, swept=self.swept)
+            figures = {**utility, **then[view.rounds()[-1]]}
+            return replace(single, utility=figures, swept=self.swept, doubts=(*single.doubts, *self._utility_doubts()))
 
         return [target(view) for view in self.views]
 
@@ -156,6 +158,10 @@ class Simulated:
             *_, last = bare.play(self.rounds, progress, answers)
             utility["test accuracy, undefended"] = accuracy(model_after(bare.model, last), bare.whitening, self.test)
         return utility
+
+    def _utility_doubts(self) -> Iterator[Doubt]:
+        if self.test is not None and self.federation.classes > 1 and len(torch.unique(self.test.labels)) == 1:
+            yield doubt(Kind.TEST_OF_ONE_CLASS, examples=len(self.test.labels))
 
     def _utility_after(self, round_: Round) -> dict[str, float]:
         """Return the accuracy of the model after a round, where the views see several rounds."""

@@ -22,6 +22,7 @@ class Question(enum.Enum):
     SINGLING_OUT = "Does the message single out its records?"
     ATTACK = "Did the attack have a fair chance?"
     PICTURES = "What do the pictures show?"
+    UTILITY = "Is the accuracy of the trained model sound?"
 
 
 class Kind(enum.StrEnum):
@@ -74,6 +75,8 @@ class Kind(enum.StrEnum):
     BLEND = "blend"
     LOW_THRESHOLD = "low_threshold"
     NO_TRUTH = "no_truth"
+    # Question.UTILITY
+    TEST_OF_ONE_CLASS = "test_of_one_class"
 
 
 class Frozen(BaseModel):

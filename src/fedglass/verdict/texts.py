@@ -309,6 +309,13 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
             "Add recording.truth to the plan, or use --truth.",
         ),
     },
+    (Question.UTILITY, "warning"): {
+        Kind.TEST_OF_ONE_CLASS: (
+            "test set has one class",
+            "All {examples} test examples have the same class, so the accuracy does not show how well the model works.",
+            "Set federation.test_examples to at least the number of classes.",
+        ),
+    },
 }
 """Question and severity -> for each kind of doubt its name, its text and, for most, the next step."""
 TABLE: Mapping[Kind, Flag] = {
