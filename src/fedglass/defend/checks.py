@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 from fedglass.core.errors import UsageError
@@ -24,6 +25,11 @@ def closed_share(owner: object, name: str) -> None:
     _check(owner, name, lambda value: 0 <= value <= 1, "in [0, 1]", "it is a share, not a percentage")
 
 
+def percentage(owner: object, name: str) -> None:
+    """Check that the field is a percentage in [0, 100]."""
+    _check(owner, name, lambda value: 0 <= value <= 100, "in [0, 100]", "NVFlare sends the update unfiltered otherwise")
+
+
 def at_least_zero(owner: object, name: str) -> None:
     """Check that the field is a finite number that is not negative."""
     _check(owner, name, lambda value: 0 <= value < math.inf, "a finite number of at least 0", "0 switches it off")
@@ -40,6 +46,6 @@ def _check(owner: object, name: str, holds: Callable[[float], bool], expected: s
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         expected, hint = "a number", "write it without quotes"
-    elif holds(value):
+    elif abs(value) <= sys.float_info.max and holds(value):  # a whole number may have more digits than a float takes
         return
     raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}: {hint}.")

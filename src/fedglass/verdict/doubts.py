@@ -48,6 +48,8 @@ class Kind(enum.StrEnum):
     WEAK_CERTIFICATE = "weak_certificate"
     CERTIFICATE_REFUTED = "certificate_refuted"
     DECLARATION_TRUSTED = "declaration_trusted"
+    IDLE_FILTER = "idle_filter"
+    EPSILON_NOT_AS_DECLARED = "epsilon_not_as_declared"
     # Question.SINGLING_OUT
     NO_CANDIDATES = "no_candidates"
     FEW_CANDIDATES = "few_candidates"

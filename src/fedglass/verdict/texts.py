@@ -165,6 +165,16 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
             "The certificate rests only on the declared training and noise (gate.trust_declared = true). They were "
             "not tested.",
         ),
+        Kind.IDLE_FILTER: (
+            "filter did nothing",
+            "{filter} did nothing to this message: {why}.",
+            "Do not count on it: add noise that hides single records, such as clipping and gaussian_noise.",
+        ),
+        Kind.EPSILON_NOT_AS_DECLARED: (
+            "epsilon not as declared",
+            "{filter} declares epsilon {declared}, but it is {real}: {why}.",
+            "Calibrate the noise to the clipping norm and to all rounds, by an accountant.",
+        ),
     },
     (Question.SINGLING_OUT, "info"): {
         Kind.NO_CANDIDATES: (

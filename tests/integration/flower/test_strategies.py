@@ -127,7 +127,8 @@ def test_clipping_by_clients_is_what_the_server_asked_for(
 
     for client in bundle.clients:
         declared = bundle.facts_of(client, 1)["defences"]["declared"]
-        assert declared == [{"name": "clip", "options": {"norm": 0.1}}]
+        marked = {"adaptive": True} if mod is adaptiveclipping_mod else {}
+        assert declared == [{"name": "flower_fixed_clipping", "options": {"clipping_norm": 0.1, **marked}}]
     # Flower's clipping passes over 0-d tensors: the network's scalar parameter leaves as it is, and so does a counter.
     words = " ".join(finding.text for finding in contradictions_of(bundle, 1))
     assert "scale" in words
