@@ -84,3 +84,24 @@ def test_clipping_that_is_not_reached_is_a_doubt() -> None:
 def test_why_a_filter_has_no_certificate(release: Any, model: Callable[[], nn.Module], said: str) -> None:
     found = doubts(release, model())
     assert flag(found[Kind.DEFENCE_NOT_BOUNDED]).text.endswith(said)
+
+
+@pytest.mark.parametrize(("rounds", "real"), [(1, "2.13e+08"), (4, "8.52e+08")])
+def test_a_declared_epsilon_that_does_not_hold_is_a_doubt(rounds: int, real: str) -> None:
+    flip = FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)
+    text = flag(doubts(flip, dense(), rounds)[Kind.EPSILON_NOT_AS_DECLARED]).text
+    assert f"declares epsilon 10, but it is {real}: " in text
+
+
+def test_a_declared_epsilon_that_holds_is_none() -> None:
+    calibrated = FlowerLocalDP(clipping_norm=0.1, sensitivity=0.1, epsilon=1.0, delta=1e-5)
+    assert Kind.EPSILON_NOT_AS_DECLARED not in doubts(calibrated, dense())
+    assert Kind.EPSILON_NOT_AS_DECLARED in doubts(calibrated, dense(), rounds=3)
+    silent = doubts(FlowerLocalDP(0.1, 0.0, 1.0, 1e-5), dense())
+    assert "it is infinite: it adds no noise" in flag(silent[Kind.EPSILON_NOT_AS_DECLARED]).text
+
+
+def test_the_release_of_svt_privacy_is_counted() -> None:
+    """151 of 1,510 entries at 0.1 each, and 0.1 for their choice."""
+    text = flag(doubts(SVTPrivacy(), dense())[Kind.EPSILON_NOT_AS_DECLARED]).text
+    assert "declares epsilon 0.1, but it is 15.2: the values that it sends cost 15.1 in each release." in text

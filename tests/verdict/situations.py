@@ -1171,10 +1171,11 @@ def _games() -> Iterator[Situation]:
 
 def _filters() -> Iterator[Situation]:
     """Filters of NVFlare and mods of Flower, as hospitals run them."""
+    false = Kind.EPSILON_NOT_AS_DECLARED
     flip = {"release": FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)}
     percentile, honest = {"release": PercentilePrivacy(10, 0.01)}, {"release": FlowerLocalDP(0.1, 0.1, 1.0, 1e-5)}
-    yield row("Flower's local DP with FLIP's defaults, dense network", LEAK, simulated(flip, model=dense), LONG)
-    yield row("Flower's local DP with FLIP's defaults, LeNet", LEAK, simulated(flip), LONG)
+    yield row("Flower's local DP with FLIP's defaults, dense network", LEAK, simulated(flip, model=dense), LONG, false)
+    yield row("Flower's local DP with FLIP's defaults, LeNet", LEAK, simulated(flip), LONG, false)
     idle = simulated(percentile, model=dense)
     yield row("NVFlare's PercentilePrivacy(10, 0.01), dense network", LEAK, idle, LONG, Kind.IDLE_FILTER)
     yield row("NVFlare's PercentilePrivacy(10, 0.01), LeNet", LEAK, simulated(percentile), LONG)

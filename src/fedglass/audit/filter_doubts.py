@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fedglass.audit.target import Target
 from fedglass.checks.idle_filters import idle_filters
+from fedglass.defend.declared_epsilon import epsilon_claims
 from fedglass.verdict.doubts import Doubt, Kind, doubt
 
 
@@ -15,3 +16,11 @@ def filter_doubts(target: Target) -> Iterator[Doubt]:
         if message.claim is not None:
             for idle in idle_filters(message.claim):
                 yield doubt(Kind.IDLE_FILTER, filter=idle.filter, why=idle.why)
+    # A bundle has its declared epsilons compared when it is read, over all of its rounds.
+    if target.claim is not None and not any(known.kind is Kind.EPSILON_NOT_AS_DECLARED for known in target.doubts):
+        entries = sum(tensor.numel() for tensor in target.claim.before.values())
+        releases = 1 + len(target.joint_targets) + target.further
+        for client in target.claim.private:
+            for claim in epsilon_claims(client.protection.release, releases, entries):
+                if claim.exceeded:
+                    yield doubt(Kind.EPSILON_NOT_AS_DECLARED, **claim.details)

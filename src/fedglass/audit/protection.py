@@ -114,10 +114,10 @@ def _named(clients: Sequence[str]) -> str:
 
 def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
     """Return sentences about the differential privacy of a client's defences; often none."""
-    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds) + _adaptive(client)
+    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
     if sentences and not opacus.opacus_installed():
         sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
-    return sentences
+    return sentences + _adaptive(client)
 
 
 def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:

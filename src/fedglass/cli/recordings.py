@@ -130,12 +130,16 @@ def _client_names(names: Iterable[str]) -> str:
 
 
 def _audit_lines(info: BundleInfo) -> Iterator[str]:
-    """Yield what contradicts the bundle, and what an audit of it would do."""
+    """Yield what contradicts the bundle, the epsilons in it, and what an audit of it would do."""
     if info.contradictions:
         yield "Contradictions:"
         for contradiction in info.contradictions:
             client = f", {contradiction.client}" if contradiction.client else ""
             yield f"  round {contradiction.round}{client}: {contradiction.text}"
+    if info.epsilons:
+        yield "Epsilon:"
+        for claim, clients in _group((epsilon.claim, epsilon.client) for epsilon in info.epsilons):
+            yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {claim}"
     if info.problem:
         yield info.problem
         return

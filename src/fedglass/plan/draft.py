@@ -35,6 +35,7 @@ from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
+from fedglass.recordings.epsilons import RecordedEpsilon, recorded_epsilons
 from fedglass.recordings.format import preferred
 from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
@@ -267,6 +268,8 @@ class BundleInfo:
     contradictions: tuple[Contradiction, ...]
     missing: Mapping[str, tuple[Fact, ...]]
     """By attack, the facts that it needs and the bundle does not have."""
+    epsilons: tuple[RecordedEpsilon, ...] = ()
+    """The epsilons that the bundle declares or counts, next to the real ones."""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -284,7 +287,7 @@ def inspect_bundle(bundle: Bundle) -> BundleInfo:
     problem = problem or input_problem(bundle)
     contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
-    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing)
+    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing, tuple(recorded_epsilons(bundle)))
 
 
 def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
@@ -354,6 +357,7 @@ def info_as_json(info: BundleInfo) -> dict[str, Any]:
         "problem": info.problem,
         "needed": list(info.needed),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
+        "epsilons": [{"client": e.client, **e.claim.details, "releases": e.claim.releases} for e in info.epsilons],
         "attacks": [
             {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
             for name, facts in info.missing.items()

@@ -20,6 +20,7 @@ from fedglass.core.errors import UsageError
 from fedglass.recorders.client import copy_training, folder_name, log_and_continue
 from fedglass.recorders.filters import Part, flower_clipping, is_adaptive
 from fedglass.recordings import BundleWriter
+from fedglass.recordings.epsilons import SPENT
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 from fedglass.recordings.sizes import sizes_of_extras
 
@@ -161,7 +162,7 @@ class StrategyRecorder:
         round_.aggregated(after, kept=accepted)
         spent = privacy_spent(strategy)
         if spent is not None:
-            round_.facts({"x-privacy-spent": spent}, source="read")
+            round_.facts({SPENT: spent}, source="read")
         self._replies = {}
 
     def _store_own_start(self, index: int, node: int, name: str) -> None:
@@ -301,7 +302,9 @@ def rule_of(strategy: object, clients: int | None = None) -> Part:
 def privacy_spent(strategy: Any) -> dict[str, Any] | None:
     """Return the privacy budget that a wrapper's accountant has counted so far; None without an accountant."""
     spent = strategy.privacy_spent() if hasattr(strategy, "privacy_spent") else None
-    return None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta")}
+    return (
+        None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta", "num_releases")}
+    )
 
 
 def _classes(strategy: object) -> Iterator[type]:

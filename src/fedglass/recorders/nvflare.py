@@ -28,6 +28,7 @@ from fedglass.recorders.client import ClientRecorder, copy_training, folder_name
 from fedglass.recorders.filters import nvflare_defence
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
+from fedglass.recordings.epsilons import LEDGER, svt_ledger
 from fedglass.recordings.files import Form
 from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
 from fedglass.recordings.sizes import sizes_of_extras
@@ -44,6 +45,8 @@ PAYLOAD = (ReservedHeaderKey.HEADERS, "DXO")
 FORMS: Mapping[str, Form] = {DataKind.WEIGHTS: "state", DataKind.WEIGHT_DIFF: "update"}
 MEANS = ("FedAvgRecipe", "FedProxRecipe")
 """Recipes that aggregate by the mean; FedProx differs from it on the clients only."""
+SVT_LEDGERS = ("svt_privacy_budget", "svt_privacy_accountant")
+"""Properties of a message in which SVTPrivacy counts its last release and all of them, as of NVFlare 2.9."""
 _lock = threading.Lock()
 _writers: dict[str, BundleWriter] = {}
 _readers: dict[str, TrainingReader] = {}
@@ -177,6 +180,7 @@ class ReceivedFilter(_Recorder):
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
             "filters": passed_filters(dxo.get_filter_history()) or None,
             EXTRA_ARRAYS: _extras(shareable, dxo) or None,
+            LEDGER: svt_ledger(*(dxo.get_meta_prop(name) for name in SVT_LEDGERS)),
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:

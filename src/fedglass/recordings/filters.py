@@ -11,6 +11,8 @@ from fedglass.defend.filters import FlowerLocalDP
 
 NAMES = {"PercentilePrivacy": "percentile_privacy", "SVTPrivacy": "svt_privacy"}
 """NVFlare's filters, by the names of their classes, as fedglass calls them."""
+BUDGETED = ("svt_privacy", "flower_local_dp")
+"""Defences that declare an epsilon."""
 DATA_KIND, FULL_WEIGHTS = "data_kind", "WEIGHTS"
 """The option of a filter that says what it acted on, and NVFlare's word for a whole model."""
 

@@ -14,9 +14,11 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
 
+from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import UsageError
 from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
+from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.format import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
@@ -152,9 +154,14 @@ def test_a_wrapper_with_an_accountant_counts_as_ever_and_its_count_is_recorded(
 
     federation().play(recorded(strategy, tmp_path / "bundle"))
 
-    rounds = read_bundle(tmp_path / "bundle").rounds
+    bundle = read_bundle(tmp_path / "bundle")
     assert len(events) == 2
-    assert [rounds[i].facts["x-privacy-spent"]["read"]["epsilon"] for i in (1, 2)] == [1.0, 2.0]
+    assert [bundle.rounds[i].facts["x-privacy-spent"]["read"]["epsilon"] for i in (1, 2)] == [1.0, 2.0]
+    # Two releases with the noise multiplier 1 cost more than this accountant says.
+    (found,) = recorded_epsilons(bundle)
+    assert (found.claim.source, found.claim.declared, found.claim.releases) == ("Flower's accountant", 2.0, 2)
+    assert found.claim.real == pytest.approx(gdp_epsilon(2**0.5, 1e-5))
+    assert found.claim.exceeded
 
 
 def test_who_did_not_answer_is_absent(federation: Make, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from fedglass.core.rng import stream
 from fedglass.defend.filters import PercentilePrivacy, SVTPrivacy
 from fedglass.fl.release import Outgoing
 from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingEnds, defences_of
+from fedglass.recordings.epsilons import recorded_epsilons
+from fedglass.recordings.format import EXTRA_ARRAYS, preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 
@@ -132,3 +134,23 @@ def test_filters_are_recorded_with_the_local_steps_that_they_divide_by(tmp_path:
             },
         }
     ]
+
+
+def test_the_ledger_of_svt_privacy_is_recorded_and_agrees_with_its_options(tmp_path: Path) -> None:
+    part = svt_privacy.SVTPrivacy()
+    SentFilter(str(tmp_path / "b"), {"defences": [{"name": "svt_privacy"}]}).process(
+        payload({"w": np.zeros(200, np.float32)}), context("a", peer=True)
+    )
+    for index in range(3):
+        reply = payload({"w": np.ones(200, np.float32)}, index, DataKind.WEIGHT_DIFF)
+        reply = part.process(reply, context("a", peer=False))
+        ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
+
+    bundle = read_bundle(tmp_path / "b")
+    declared, counted = (found.claim for found in recorded_epsilons(bundle))
+
+    assert preferred(bundle.facts_of("a", 2), EXTRA_ARRAYS) is None
+    assert (declared.declared, declared.real, declared.releases) == (0.1, pytest.approx(6.3), 3)
+    assert counted.declared == pytest.approx(part.get_privacy_spent()) == pytest.approx(counted.real)
+    assert declared.exceeded
+    assert not counted.exceeded
