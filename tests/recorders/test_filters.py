@@ -11,8 +11,21 @@ from fedglass.recorders.filters import flower_clipping, flower_defences, is_adap
 from fedglass.recordings.filters import filter_problems, local_dp_std, same_filter
 
 
+def part(name: str, **methods: Any) -> object:
+    """A filter of NVFlare by its class's name."""
+    return type(name, (), methods)()
+
+
+def test_an_older_svt_privacy_is_another_mechanism() -> None:
+    assert nvflare_defence(part("SVTPrivacy"), {"epsilon": 0.1}, "WEIGHT_DIFF", 1)["name"] == "SVTPrivacy"
+    newer = part("SVTPrivacy", get_privacy_ledger=None)
+    assert nvflare_defence(newer, {"epsilon": 0.1}, "WEIGHT_DIFF", 1)["name"] == "svt_privacy"
+
+
 def test_a_filter_of_differences_has_our_name_and_its_steps() -> None:
-    found = nvflare_defence("PercentilePrivacy", {"percentile": 10, "gamma": 0.01, "data_kinds": []}, "WEIGHT_DIFF", 5)
+    found = nvflare_defence(
+        part("PercentilePrivacy"), {"percentile": 10, "gamma": 0.01, "data_kinds": []}, "WEIGHT_DIFF", 5
+    )
     assert found == {"name": "percentile_privacy", "options": {"percentile": 10, "gamma": 0.01, "steps": 5}}
     assert list(filter_problems([found])) == []
     assert same_filter("PercentilePrivacy", [found["name"]])
@@ -20,7 +33,7 @@ def test_a_filter_of_differences_has_our_name_and_its_steps() -> None:
 
 
 def test_a_filter_of_full_weights_keeps_its_own_name_and_is_a_contradiction() -> None:
-    found = nvflare_defence("SVTPrivacy", {"epsilon": 0.1}, "WEIGHTS", 1)
+    found = nvflare_defence(part("SVTPrivacy", get_privacy_ledger=None), {"epsilon": 0.1}, "WEIGHTS", 1)
     assert found == {"name": "SVTPrivacy", "options": {"epsilon": 0.1, "data_kind": "WEIGHTS"}}
     (text,) = filter_problems([found])
     assert text == "the filter 'SVTPrivacy' acted on full weights, but it is made for differences of weights"
@@ -28,14 +41,14 @@ def test_a_filter_of_full_weights_keeps_its_own_name_and_is_a_contradiction() ->
 
 @pytest.mark.parametrize("options", [{"percentile": 101}, {"gamma": 0}, {"gamma": -1.0}, {"gamma": 10**400}])
 def test_a_filter_out_of_range_keeps_its_own_name_and_is_a_contradiction(options: dict[str, Any]) -> None:
-    found = nvflare_defence("PercentilePrivacy", options, "WEIGHT_DIFF", 1)
+    found = nvflare_defence(part("PercentilePrivacy"), options, "WEIGHT_DIFF", 1)
     assert found["name"] == "PercentilePrivacy"
     (text,) = filter_problems([found])
     assert "did nothing, because its options are out of range" in text
 
 
 def test_other_filters_are_as_they_are() -> None:
-    found = nvflare_defence("ExcludeVars", {"exclude_vars": "h.*"}, "WEIGHTS", 1)
+    found = nvflare_defence(part("ExcludeVars"), {"exclude_vars": "h.*"}, "WEIGHTS", 1)
     assert found == {"name": "ExcludeVars", "options": {"exclude_vars": "h.*"}}
 
 

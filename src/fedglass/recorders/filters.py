@@ -14,18 +14,21 @@ from fedglass.recordings.filters import DATA_KIND, FULL_WEIGHTS, NAMES
 Part = dict[str, Any]
 """A name and options, as bundles hold rules and defences."""
 NVFLARE = {"PercentilePrivacy": PercentilePrivacy, "SVTPrivacy": SVTPrivacy}
+SVT_LEDGER = "get_privacy_ledger"
 CLIPPING_MODS = ("fixedclipping_mod", "adaptiveclipping_mod")
 
 
-def nvflare_defence(name: str, options: Mapping[str, Any], kind: str, steps: object) -> Part:
+def nvflare_defence(part: object, options: Mapping[str, Any], kind: str, steps: object) -> Part:
     """Return a filter of NVFlare as a defence of fedglass, where it acts as one; else by its class with all options.
 
     A filter of full weights is not a defence of an update, and one with options out of range does nothing. `steps` is
-    what the message says of its local steps, by which these filters divide.
+    what the message says of its local steps, by which these filters divide. SVTPrivacy has a ledger since NVFlare 2.9,
+    and was another mechanism before.
     """
+    name = type(part).__name__
     raw = {"name": name, "options": dict(options)}
     filter_class = NVFLARE.get(name)
-    if filter_class is None:
+    if filter_class is None or (filter_class is SVTPrivacy and not hasattr(part, SVT_LEDGER)):
         return raw
     if kind == FULL_WEIGHTS:
         return {"name": name, "options": {**options, DATA_KIND: kind}}

@@ -289,7 +289,7 @@ def defences_of(fl_ctx: Any, kind: str, steps: object = 1) -> list[dict[str, Any
     job and those that the site itself adds.
     """
     return [
-        nvflare_defence(type(part).__name__, _options(part), kind, steps)
+        nvflare_defence(part, _options(part), kind, steps)
         for part in _filters(fl_ctx)
         if _protects(part) and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
     ]
