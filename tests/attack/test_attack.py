@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from fedglass.attack.attack import TRACE_POINTS, Attack, Stage
 from fedglass.attack.forward.gradients import OneGradient, OnSegment
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.images.per_epoch import EpochPixels
-from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.images.pixels import EpochPixels, FreePixels, Pixels
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import (

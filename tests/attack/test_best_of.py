@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, possible_trainings
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.images.per_epoch import EpochPixels
+from fedglass.attack.images.pixels import EpochPixels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError

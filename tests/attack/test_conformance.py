@@ -41,8 +41,15 @@ from fedglass.attack.forward.through import (
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
 from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import BoundedLowResolution, FreePixels, LowResolution, Pixels
+from fedglass.attack.images.pixels import (
+    BoundedEpochPixels,
+    BoundedLowResolution,
+    EpochPixels,
+    FreePixels,
+    LowResolution,
+    OrderedEpochPixels,
+    Pixels,
+)
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels
 from fedglass.attack.labels.counts import (
     BiasCounts,
@@ -76,7 +83,6 @@ from fedglass.attack.solvers.schedules import (
     LowestFrom,
     StepDecay,
 )
-from fedglass.attack.stages import EachRound, MeanOverRounds
 from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
 from fedglass.attack.terms.layers import (
     GaussianKernel,
@@ -199,7 +205,6 @@ FORWARDS = [
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
     BesideStatistics(OneGradient()),
-    EachRound(Unroll()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -243,7 +248,6 @@ COMPOSED = [
     ScaleRule(PixelVariation()),
     ScaleRule(TotalVariation(), offset=0.1, slope=0.2),
     WithStatistics(Cosine() + TotalVariation(), 0.5),
-    MeanOverRounds(Cosine()),
 ]
 SCHEDULES = [Constant(), StepDecay(), StepDecay(at=(0.5,), by=0.2), ExponentialDecay(0.99, 10), CosineDecay(0.2, 0.1)]
 KEEPS = [Last(), Lowest(), LowestFrom(0.6)]

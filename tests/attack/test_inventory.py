@@ -30,4 +30,4 @@ def test_every_part_of_every_recipe_is_listed_with_words() -> None:
             used |= {name for part in whole.refine for name in names_in(part)}
     assert used <= set(listed)
     assert all(part.summary and part.kind in PACKAGES for part in listed.values())
-    assert listed["SupportCosine"].papers == ("K. Zhu et al., 2025, Eq. 1",)
+    assert listed["SupportCosine"].paper == "K. Zhu et al., 2025, Eq. 1"

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedglass.attack.forward.gradients import OnSegment
+from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.labels.given import fixed_labels
-from fedglass.attack.stages import labels_of_rounds, with_mean_update
+from fedglass.attack.parts import Evaluation, Forward
+from fedglass.attack.stages import bind_forward, bind_objective, labels_of_rounds, with_mean_update
+from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import assign, squared_distances
-from fedglass.core.types import Training
+from fedglass.core.types import Candidate, Training
 from fedglass.defend.noise import GaussianNoise
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
@@ -61,6 +65,31 @@ def test_every_kind_of_operator_can_be_played_over_rounds(toy: Any, name: str) -
     found = attack.run(seen)
     assert found.images.shape == truth.images.shape
     assert len(found.unknowns) % 2 == 0
+
+
+@pytest.mark.parametrize("forward", [Unroll(), OnSegment()], ids=repr)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_gradient_reaches_images_and_unknowns_of_all_rounds_and_repeats_itself(
+    toy: Any, forward: Forward, rounds: int
+) -> None:
+    federation = toy.federation(Training(0.1, epochs=2, batch_size=2), examples=3)
+    view = Together(tuple(ServerView(0, index) for index in range(rounds))) if rounds > 1 else ServerView()
+    seen, truth = observe(federation, view, Knows())
+    before = {name: tensor.clone() for name, tensor in seen.update.items()}
+
+    def gradients() -> list[torch.Tensor]:
+        bound = bind_forward(forward, seen)
+        assert len(bound.rounds) == (rounds if rounds > 1 else 0)
+        images = (truth.images[None] + 0.1).requires_grad_()
+        unknowns = [u.start.clone().requires_grad_() for u in bound.unknowns]
+        candidate = Candidate(images, truth.labels)
+        energy = bind_objective(Cosine(), bound, seen.knows)(Evaluation(bound.predict(candidate, unknowns), candidate))
+        return list(torch.autograd.grad(energy, [images, *unknowns]))
+
+    first, again = gradients(), gradients()
+    assert all(bool(gradient.isfinite().all()) and bool(gradient.any()) for gradient in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in seen.update.items())
 
 
 def test_labels_are_read_off_the_mean_update(toy: Any) -> None:

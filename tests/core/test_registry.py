@@ -125,15 +125,18 @@ def test_for_one_part_the_modules_of_the_others_are_left_alone() -> None:
     asked = "from fedglass.core.registry import find, origin_of\n"
     found = imported_by(asked + "find('attacks', 'dlg'), find('attacks', 'dlfa_published'), find('models', 'vit')")
     assert {"fedglass.recipes.dlg", "fedglass.recipes.dlfa", "fedglass.models.vit"} <= found
-    assert not {"fedglass.recipes.sapag", "fedglass.recipes.fedleak", "fedglass.models.resnets"} & found
+    assert (
+        not {"fedglass.recipes.exact", "fedglass.recipes.coarse_to_fine_baselines", "fedglass.models.resnets"} & found
+    )
     # Nothing is called like this one: all modules are asked.
-    assert "fedglass.recipes.fedleak" in imported_by(asked + "find('attacks', 'invg_scaled')")
+    assert "fedglass.recipes.coarse_to_fine_baselines" in imported_by(asked + "find('attacks', 'invg_scaled')")
 
 
 def test_parts_of_one_file_stand_together_in_their_order() -> None:
     found = list(built_in("attacks"))
-    assert found[:3] == ["agic", "coarse_to_fine", "coarse_to_fine_published"]
-    assert found.index("idlg_adam") == found.index("idlg") + 1
+    assert found[:3] == ["coarse_to_fine", "coarse_to_fine_published", "coarse_to_fine_pruned"]
+    assert found.index("idlg_adam") == found.index("invg") + 1
+    assert found.index("idlg") == found.index("dlg") + 1
 
 
 def test_a_kind_whose_package_is_not_there_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from fedglass.audit.cases import NoProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess
-from fedglass.reproduce.campaign import Entry, PlannedRun, entries, plan_campaign, run_campaign
+from fedglass.reproduce.campaign import Entry, PlannedRun, cheapest_first, entries, plan_campaign, run_campaign
 from fedglass.reproduce.results import read_results
 from fedglass.reproduce.tables import choose_rows, table
 
@@ -64,9 +64,27 @@ def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, 
     assert read_results(tmp_path / "first").keys() == read_results(tmp_path / "second").keys()
 
 
+def test_the_cost_of_an_entry_is_estimated_when_its_turn_comes(planned: list[PlannedRun]) -> None:
+    entry = Entry("dlfa-table2")
+    timed: list[int] = []
+
+    def timer(network: str, data: str, examples: int) -> float:
+        timed.append(examples)
+        return 1.0
+
+    runs = [PlannedRun(run.cell, run.case, run.of, timer) for run in planned]
+    order = cheapest_first([(entry, runs[:1]), (entry, runs[1:])])
+    next(order)
+    first = len(timed)
+    assert first > 0
+    next(order)
+    assert len(timed) == 2 * first
+
+
 def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     cheap, other = planned
-    slow = PlannedRun(other.cell, other.case, other.of, 1800.0)
+    unit = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1.0).seconds
+    slow = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1800.0 / unit)
     written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, NoProgress())
     assert written.written == 1
     assert read_results(tmp_path / "results").keys() == {cheap.case.key}

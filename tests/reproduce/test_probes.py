@@ -11,8 +11,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import trainings_of_steps, with_training
 from fedglass.attack.forward.gradients import OnSegment
 from fedglass.attack.forward.unroll import Unroll
-from fedglass.attack.images.per_epoch import EpochPixels
-from fedglass.attack.images.pixels import Pixels
+from fedglass.attack.images.pixels import EpochPixels, Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import no_progress

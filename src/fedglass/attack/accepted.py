@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
@@ -21,24 +21,15 @@ MOST_COMBINATIONS = 2**16
 """Of the clients of a round, before those that look alike are merged."""
 
 
-class AcceptedClients(Protocol):
-    """The clients of the round that a guess supposes behind the message."""
-
-    when_known: ClassVar[bool]
-    """Whether the attack is run as it is where the adversary knows whose updates were accepted."""
-
-    def guesses(self, other_clients: int) -> Iterator[Accepted]:
-        """Yield the possible sets of clients in a round with this number of other clients."""
-        ...
-
-
 @dataclass(frozen=True)
 class AllClients:
     """All clients that took part."""
 
     when_known: ClassVar[bool] = True
+    """Whether the attack is run as it is where the adversary knows whose updates were accepted."""
 
     def guesses(self, other_clients: int) -> Iterator[Accepted]:
+        """Yield the possible sets of clients in a round with this number of other clients."""
         yield Accepted(tuple(range(other_clients)), own=True)
 
 
@@ -74,6 +65,10 @@ class SomeOthers:
                 yield Accepted(chosen, own=True)
                 if count > 1:
                     yield Accepted(chosen, own=False)
+
+
+AcceptedClients = AllClients | AllOthers | OneOther | SomeOthers
+"""The clients of the round that a guess supposes behind the message."""
 
 
 @dataclass(frozen=True)

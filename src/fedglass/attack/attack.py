@@ -17,28 +17,26 @@ from fedglass.attack.parts import (
     BoundForward,
     Evaluation,
     Forward,
-    HasLabelCheck,
-    HasPrecheck,
     Images,
     Labels,
     MatchAndAverage,
     Merge,
     PausableRun,
-    PausableSolver,
     Problem,
     Progress,
     Refine,
     Refinement,
     Solution,
     Solver,
-    binding_of,
+    check_labels,
+    check_refinement,
     discard_film,
     no_progress,
 )
 from fedglass.attack.stages import (
-    EachRound,
-    MeanOverRounds,
     Run,
+    bind_forward,
+    bind_objective,
     labels_of_rounds,
     progress_part,
     run_all_starts,
@@ -73,12 +71,6 @@ class Stage:
         """Return the facts that the operator takes from the message itself, for all parts of the stage."""
         return reads_of(self.forward, observation)
 
-    def over(self, observation: Observation) -> Stage:
-        """Return the same stage for all rounds that are attacked together; itself where there is one."""
-        if not observation.also:
-            return self
-        return replace(self, forward=EachRound(self.forward), objective=MeanOverRounds(self.objective))
-
 
 @dataclass(frozen=True)
 class Attack:
@@ -102,7 +94,7 @@ class Attack:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
-        not_pausable = [stage.solver for stage in self.stages if not isinstance(stage.solver, PausableSolver)]
+        not_pausable = [stage.solver for stage in self.stages if not hasattr(stage.solver, "steps")]
         if self.halving and not_pausable:
             raise UsageError(
                 f"attack.halving pauses the solver, but {type(not_pausable[0]).__name__} has no method steps: leave "
@@ -128,20 +120,14 @@ class Attack:
         check_counted(observation)
         check_needs(self, observation)
         draws = stream(0, "check")
-        if isinstance(self.labels, HasLabelCheck):
-            self.labels.check(observation)
-        else:
-            self.labels.bind(observation, draws)
-        for stage in self._stages(observation):
-            stage.forward.bind(observation)
+        check_labels(self.labels, observation, draws)
+        for stage in self.stages:
+            bind_forward(stage.forward, observation)
             stage.images.bind(observation, draws, None)
         knows = observation.knows
         blank, first = torch.zeros(1, *knows.shape), torch.zeros(1, dtype=torch.int64)
         for refinement in self.refine:
-            if isinstance(refinement, HasPrecheck):
-                refinement.check(knows)
-            else:
-                refinement.refine(Refinement(blank, first, knows, draws))
+            check_refinement(refinement, Refinement(blank, first, knows, draws))
 
     def shortened(self, share: float) -> Attack:
         """Return the same attack from one start with a share of its iterations, not refined: for trying things out."""
@@ -177,19 +163,15 @@ class Attack:
         film = films[-1] if films else None
         return replace(raw, images=images, raw=raw.images, energy_refined=energy, film=film)
 
-    def _stages(self, observation: Observation) -> list[Stage]:
-        return [stage.over(observation) for stage in self.stages]
-
     def _representation(self, observation: Observation) -> Bound:
         """Bind the unknowns of the last stage, from any start."""
         return self.stages[-1].images.bind(observation, stream(0, "shape"), None)
 
     def _energy_at(self, observation: Observation, candidate: Candidate, like: Reconstruction) -> float:
         """Return the last stage's energy; the operator's own unknowns have their final values in `like`."""
-        stage = self._stages(observation)[-1]
-        forward = stage.forward.bind(observation)
+        forward = bind_forward(self.stages[-1].forward, observation)
         unknowns = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
-        return float(_energy(stage, observation, forward)(candidate, unknowns, 1.0).detach())
+        return float(_energy(self.stages[-1], observation, forward)(candidate, unknowns, 1.0).detach())
 
     def _bind(self, observation: Observation, first_seed: int) -> Run:
         """Bind what is the same for all starts, and return the run from the start of a seed.
@@ -197,8 +179,8 @@ class Attack:
         The start of the first seed begins with the images of `start`, where there are some.
         """
         # All operators first: a refusal of the last one must not wait until the first one has run for minutes.
-        stages = self._stages(observation)
-        forwards = [stage.forward.bind(observation) for stage in stages]
+        stages = self.stages
+        forwards = [bind_forward(stage.forward, observation) for stage in stages]
         begin = {} if self.start is None else {first_seed: self.start.run(observation, first_seed)}
         labels_of = _labels_by_seed(self.labels, observation)
 
@@ -250,9 +232,10 @@ def _hard(labels: Tensor) -> Tensor:
 
 def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> PausableRun[Solution]:
     """Run one of several stages, and pause where the solver does."""
-    if not isinstance(solver, PausableSolver):
+    pausable: Callable[[Problem, Progress], PausableRun[Solution]] | None = getattr(solver, "steps", None)
+    if pausable is None:
         return solver.minimise(problem, progress)
-    steps = solver.steps(problem, progress)
+    steps = pausable(problem, progress)
     while True:
         try:
             share, energy = next(steps)
@@ -329,7 +312,7 @@ def _energy(
     stage: Stage, observation: Observation, forward: BoundForward
 ) -> Callable[[Candidate, Sequence[Tensor], float], Tensor]:
     """Return the objective as a function of candidate, operator's unknowns and progress."""
-    objective = stage.objective.bind(binding_of(forward, observation.knows))
+    objective = bind_objective(stage.objective, forward, observation.knows)
 
     def energy(candidate: Candidate, unknowns: Sequence[Tensor], share: float) -> Tensor:
         return objective(Evaluation(forward.predict(candidate, unknowns), candidate, share))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 from torch import Tensor
 
@@ -45,30 +45,18 @@ class AnyAttack(Protocol):
         ...
 
 
-@runtime_checkable
-class Refinable(Protocol):
-    """An attack that can refine the images that it has reconstructed."""
-
-    @property
-    def refinements(self) -> tuple[Refine, ...]:
-        """The refinements that it applies, in order."""
-        ...
-
-    def refined_by(self, parts: tuple[Refine, ...]) -> AnyAttack:
-        """Return the same attack, which refines its images by these parts after its own."""
-        ...
-
-
 def refinements_of(attack: AnyAttack) -> tuple[Refine, ...]:
-    """Return the refinements of an attack; none where the attack does not say."""
-    return attack.refinements if isinstance(attack, Refinable) else ()
+    """Return the refinements that an attack applies, in order; none for an attack without `refinements`."""
+    parts: tuple[Refine, ...] = getattr(attack, "refinements", ())
+    return parts
 
 
 def refined_by(attack: AnyAttack, parts: tuple[Refine, ...]) -> AnyAttack:
     """Return the same attack, which refines its images by these parts after its own."""
-    if not isinstance(attack, Refinable):
+    refine: Callable[[tuple[Refine, ...]], AnyAttack] | None = getattr(attack, "refined_by", None)
+    if refine is None:
         raise UsageError(f"{type(attack).__name__} has no method refined_by: leave its key refine out.")
-    return attack.refined_by(parts)
+    return refine(parts)
 
 
 def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fedglass.attack import forward, images, refine, solvers, terms
+from fedglass.core.registry import Entry
 from fedglass.core.text import cited, uncited
 from fedglass.core.types import Observation
 
@@ -34,7 +35,7 @@ DEFAULT, PATHS = "fedglass_default", "fedglass_paths"
 
 def run_by_default(why_not: WhyNotByDefault) -> Callable[[Recipe], Recipe]:
     """Mark a recipe that runs by default, on every message that `why_not` has no reason against."""
-    return _mark(DEFAULT, why_not)
+    return mark_with(DEFAULT, why_not)
 
 
 def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
@@ -45,7 +46,7 @@ def why_not_by_default(recipe: Any) -> WhyNotByDefault | None:
 
 def path_options(**locate: Locate) -> Callable[[Recipe], Recipe]:
     """Mark the options of a recipe that are paths, each with the function that resolves it."""
-    return _mark(PATHS, locate)
+    return mark_with(PATHS, locate)
 
 
 def locate_paths(recipe: Any, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -54,7 +55,9 @@ def locate_paths(recipe: Any, options: Mapping[str, Any], folder: Path) -> dict[
     return {name: paths[name](value, folder) if name in paths else value for name, value in options.items()}
 
 
-def _mark(attribute: str, value: object) -> Callable[[Recipe], Recipe]:
+def mark_with(attribute: str, value: object) -> Callable[[Recipe], Recipe]:
+    """Return a decorator that sets an attribute of a function and leaves it as it is."""
+
     def mark(recipe: Recipe) -> Recipe:
         setattr(recipe, attribute, value)
         return recipe
@@ -66,27 +69,17 @@ PACKAGES = {"forward": forward, "images": images, "terms": terms, "solvers": sol
 """The packages that hold the parts that attacks are composed of, by kind."""
 
 
-class PartSummary(NamedTuple):
-    """A part as `fedglass list parts` shows it."""
-
-    name: str
-    kind: str
-    summary: str
-    papers: tuple[str, ...]
-    module: str
-
-
-def inventory() -> list[PartSummary]:
+def inventory() -> list[Entry]:
     """Return every public part, by kind and module; its summary and papers come from its docstring.
 
-    >>> next(part for part in inventory() if part.name == "Cosine").papers
-    ('Geiping et al., 2020, Eq. 4',)
+    >>> next(part for part in inventory() if part.name == "Cosine").paper
+    'Geiping et al., 2020, Eq. 4'
     """
     return [
-        _summary(kind, part)
+        _entry(kind, part)
         for kind, package in PACKAGES.items()
-        for found in pkgutil.iter_modules(package.__path__)
-        for part in _public_parts(importlib.import_module(f"{package.__name__}.{found.name}"))
+        for module in pkgutil.iter_modules(package.__path__)
+        for part in _public_parts(importlib.import_module(f"{package.__name__}.{module.name}"))
     ]
 
 
@@ -96,6 +89,6 @@ def _public_parts(module: ModuleType) -> list[type]:
     return [part for part in public if not inspect.isabstract(part)]
 
 
-def _summary(kind: str, part: type) -> PartSummary:
+def _entry(kind: str, part: type) -> Entry:
     text = inspect.getdoc(part) or ""
-    return PartSummary(part.__name__, kind, uncited(text.partition("\n\n")[0]), cited(text), part.__module__)
+    return Entry(kind, part.__name__, part, uncited(text.partition("\n\n")[0]), "; ".join(cited(text)))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Protocol, runtime_checkable
 
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation
@@ -22,16 +21,11 @@ from fedglass.core.types import Observation
 NO_FACTS: frozenset[Fact] = frozenset()
 
 
-@runtime_checkable
-class ReadsFacts(Protocol):
-    """A part that takes facts from the message itself, for the parts next to it."""
-
-    def reads(self, observation: Observation) -> frozenset[Fact]: ...
-
-
 def reads_of(part: object, observation: Observation) -> frozenset[Fact]:
     """Return the facts that a part takes from the message itself; none for a part that does not say."""
-    return part.reads(observation) if isinstance(part, ReadsFacts) else NO_FACTS
+    reads = getattr(part, "reads", None)
+    facts: frozenset[Fact] = NO_FACTS if reads is None else reads(observation)
+    return facts
 
 
 def needs_of(part: object) -> frozenset[Fact]:

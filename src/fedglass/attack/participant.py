@@ -5,7 +5,6 @@ The adversary's own examples come last among those behind a message, and last in
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound, Images, Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -26,28 +25,20 @@ ECHO = 1e-4
 """Share of an update: a message that differs by less is that update, carried in single precision."""
 
 
-class _OthersOnly(Guesses[AnyAttack]):
-    """An attack on the others' examples alone: the adversary's own images are appended to the reconstruction.
+def _others_only(attack: AnyAttack, observation: Observation, others: Observation) -> list[GuessedRun]:
+    """Return the one guess: the attack seeks the others' examples alone, and the adversary's own images are appended.
 
-    There is one guess, which leaves a message as it is that contains nothing of the adversary's own.
+    A message that contains nothing of the adversary's own, for which `others` is the observation, is left as it is.
     """
-
-    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
-
-    @abstractmethod
-    def others(self, observation: Observation) -> Observation:
-        """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
-
-    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
-        others, contribution = self.others(observation), observation.own
-        if contribution is None or others is observation:
-            return [GuessedRun(attack, observation)]
-        known_images = observation.knows.examples - others.knows.examples
-        return [GuessedRun(attack, others, partial(append_own_images, contribution=contribution), known_images)]
+    contribution = observation.own
+    if contribution is None or others is observation:
+        return [GuessedRun(attack, observation)]
+    known_images = observation.knows.examples - others.knows.examples
+    return [GuessedRun(attack, others, partial(append_own_images, contribution=contribution), known_images)]
 
 
 @dataclass(frozen=True)
-class SubtractOwnUpdate(_OthersOnly):
+class SubtractOwnUpdate(Guesses[AnyAttack]):
     """The message without the adversary's own update: (u - s u_own) / (1 - s).
 
     Exact where the message is a mean in which its own update has the share s: fewer images are sought, and of two
@@ -55,19 +46,27 @@ class SubtractOwnUpdate(_OthersOnly):
     the message is attacked as it is.
     """
 
-    def others(self, observation: Observation) -> Observation:
-        return without_own_update(observation)
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
+        return _others_only(attack, observation, without_own_update(observation))
 
 
 @dataclass(frozen=True)
-class KeepOwnUpdate(_OthersOnly):
+class KeepOwnUpdate(Guesses[AnyAttack]):
     """The message as it is, with the adversary's own update as one of those that went into the rule.
 
     For rules other than the mean, from which an update cannot be subtracted, and for a client that sent poison: no
     images are sought for its own update. The attack's operator takes it from the observation, see `Through`.
     """
 
+    uses: ClassVar[frozenset[Fact]] = frozenset({Fact.OWN, Fact.OWN_SHARE})
+
+    def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
+        return _others_only(attack, observation, self.others(observation))
+
     def others(self, observation: Observation) -> Observation:
+        """Return the observation in which the others' examples are sought; itself where nothing is taken off."""
         contribution = observation.own
         if contribution is None or Fact.OWN not in observation.facts:
             return observation

@@ -51,25 +51,23 @@ class Labels(Protocol):
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound: ...
 
 
-@runtime_checkable
-class HasLabelCheck(Protocol):
-    """Labels with an expensive `bind`: `check` refuses beforehand what `bind` would refuse."""
-
-    def check(self, observation: Observation) -> None: ...
-
-
-@runtime_checkable
-class HasBetterLabels(Protocol):
-    """Labels that know for which messages another labels part does better."""
-
-    def instead(self, observation: Observation) -> str:
-        """Return the registered name of the better labels part; empty where there is none."""
-        ...
+def check_labels(labels: Labels, observation: Observation, generator: torch.Generator) -> None:
+    """Refuse what `bind` would refuse; labels with an expensive `bind` have a method `check(observation)` for it."""
+    check = getattr(labels, "check", None)
+    if check is None:
+        labels.bind(observation, generator)
+    else:
+        check(observation)
 
 
 def better_labels(labels: object, observation: Observation) -> str:
-    """Return the name of a labels part that does better on this message; empty where none is known to."""
-    return labels.instead(observation) if isinstance(labels, HasBetterLabels) else ""
+    """Return the registered name of a labels part that does better on this message; empty where none is known to.
+
+    Labels that know one have a method `instead(observation)`.
+    """
+    instead = getattr(labels, "instead", None)
+    name: str = "" if instead is None else instead(observation)
+    return name
 
 
 class Images(Protocol):
@@ -108,6 +106,8 @@ class BoundForward:
     """Unknowns of the operator's own, such as SME's alpha."""
     batches: int = 1
     """How many local steps of one epoch the message sums up."""
+    rounds: tuple[slice, ...] = ()
+    """The tensors of each round, where several rounds are attacked together."""
 
 
 class Forward(Protocol):
@@ -168,7 +168,11 @@ class Solution:
 
 
 class Solver(Protocol):
-    """Moves the unknowns to lower the energy."""
+    """Moves the unknowns to lower the energy.
+
+    A solver with a run that can be paused, and so be stopped in favour of a more promising one, also has a method
+    `steps(problem, progress)`, which returns a `PausableRun` of the solution.
+    """
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
 
@@ -176,13 +180,6 @@ class Solver(Protocol):
 T = TypeVar("T")
 PausableRun = Generator[tuple[float, float | Tensor], None, T]
 """A run that pauses after each iteration: the share of its way that is done, and the last energy. At its end, T."""
-
-
-@runtime_checkable
-class PausableSolver(Protocol):
-    """A solver with a run that can be paused, and so be stopped in favour of a more promising one."""
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]: ...
 
 
 def run_to_end(steps: PausableRun[T]) -> T:
@@ -224,11 +221,13 @@ class Refine(Protocol):
         ...
 
 
-@runtime_checkable
-class HasPrecheck(Protocol):
-    """A refinement that takes long: `check` refuses beforehand what `refine` would refuse."""
-
-    def check(self, knows: Knowledge) -> None: ...
+def check_refinement(part: Refine, refinement: Refinement) -> None:
+    """Refuse what `refine` would refuse; a part that takes long has a method `check(knows)` for it."""
+    check = getattr(part, "check", None)
+    if check is None:
+        part.refine(refinement)
+    else:
+        check(refinement.knows)
 
 
 @runtime_checkable

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from fedglass.attack.needs import reads_of
 from fedglass.attack.parts import (
-    Binding,
     Bound,
     BoundForward,
     BoundTerm,
@@ -21,12 +19,12 @@ from fedglass.attack.parts import (
     Labels,
     PausableRun,
     Progress,
+    binding_of,
     run_to_end,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.facts import Fact
-from fedglass.core.types import Candidate, Observation, Reconstruction
+from fedglass.core.types import Candidate, Knowledge, Observation, Reconstruction
 
 HALVINGS = (0.25, 0.5)
 """Shares of the way at which the worse half of the starts is stopped: eight starts cost four complete runs. Measured
@@ -47,13 +45,29 @@ def run_halving_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Re
     """Stop the worse half of the starts at each share (successive halving), and return the run of lowest energy."""
     total = round(1000 * halving_cost(len(seeds)))
     progress_of = _shared_progress(progress, total)
-    starts = [_Start(run(seed, progress_of(seed))) for seed in seeds]
+    runs = {seed: run(seed, progress_of(seed)) for seed in seeds}
+    ended: dict[int, Reconstruction] = {}
+
+    def advance(seed: int, share: float) -> float:
+        """Continue up to that share of the way, and return the lowest energy since the last pause."""
+        energies: list[float | Tensor] = []
+        while seed not in ended:
+            try:
+                at, energy = next(runs[seed])
+            except StopIteration as end:  # early, since the energy is no longer finite
+                ended[seed] = end.value
+                break
+            energies.append(energy)
+            if at >= share:
+                break
+        return min((energy_rank(float(energy)) for energy in energies), default=math.inf)
+
     for share in HALVINGS:
-        energies = {start: start.advance(share) for start in starts}
-        starts = sorted(starts, key=lambda start: energies[start])[: math.ceil(len(starts) / 2)]
-    best = min((start.finish() for start in starts), key=lambda run: energy_rank(run.energy))
+        energy_by_seed = {seed: advance(seed, share) for seed in seeds}
+        seeds = sorted(seeds, key=energy_by_seed.__getitem__)[: math.ceil(len(seeds) / 2)]
+    ends = [ended[seed] if seed in ended else run_to_end(runs[seed]) for seed in seeds]
     progress(total, total)
-    return best
+    return min(ends, key=lambda run: energy_rank(run.energy))
 
 
 def energy_rank(energy: float) -> float:
@@ -64,31 +78,6 @@ def energy_rank(energy: float) -> float:
 def progress_part(progress: Progress, index: int, parts: int) -> Progress:
     """Return the part of a progress bar for one of several restarts, stages or guesses."""
     return lambda done, total: progress(index * total + done, parts * total)
-
-
-class _Start:
-    """A run from one start that can be paused."""
-
-    def __init__(self, steps: PausableRun[Reconstruction]) -> None:
-        self._steps = steps
-        self._result: Reconstruction | None = None
-
-    def advance(self, share: float) -> float:
-        """Continue up to that share of the way, and return the lowest energy since the last pause."""
-        energies: list[float | Tensor] = []
-        while self._result is None:
-            try:
-                at, energy = next(self._steps)
-            except StopIteration as end:  # early, since the energy is no longer finite
-                self._result = end.value
-                break
-            energies.append(energy)
-            if at >= share:
-                break
-        return min((energy_rank(float(energy)) for energy in energies), default=math.inf)
-
-    def finish(self) -> Reconstruction:
-        return run_to_end(self._steps) if self._result is None else self._result
 
 
 def halving_cost(starts: int) -> float:
@@ -117,63 +106,47 @@ def _shared_progress(progress: Progress, total: int) -> Callable[[int], Progress
     return of
 
 
-ROUND_PREFIX = "round "
-"""Begins the names of the tensors and unknowns of each round."""
+def bind_forward(forward: Forward, observation: Observation) -> BoundForward:
+    """Return the predictions for each round's message, one after another."""
+    if not observation.also:
+        return forward.bind(observation)
+    bounds = [forward.bind(one_round) for one_round in (observation, *observation.also)]
+    unknowns_of = _slices(len(bound.unknowns) for bound in bounds)
+
+    def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
+        per_round = zip(bounds, unknowns_of, strict=True)
+        return [tensor for bound, part in per_round for tensor in bound.predict(candidate, unknowns[part])]
+
+    return BoundForward(
+        tuple(tensor for bound in bounds for tensor in bound.target),
+        predict,
+        tuple(name for bound in bounds for name in bound.names),
+        tuple(replace(u, name=f"round {i}: {u.name}") for i, bound in enumerate(bounds) for u in bound.unknowns),
+        bounds[0].batches,
+        _slices(len(bound.names) for bound in bounds),
+    )
 
 
-@dataclass(frozen=True)
-class EachRound:
-    """The predictions of `forward` for each round's message, one after another."""
+def bind_objective(objective: Term, forward: BoundForward, knows: Knowledge) -> BoundTerm:
+    """Return the mean of the objective over the rounds, so that priors have the same weight as in one round."""
+    binding = binding_of(forward, knows)
+    if not forward.rounds:
+        return objective.bind(binding)
+    terms = [
+        objective.bind(replace(binding, target=binding.target[part], names=binding.names[part]))
+        for part in forward.rounds
+    ]
 
-    forward: Forward
+    def value(at: Evaluation) -> Tensor:
+        per_round = zip(terms, forward.rounds, strict=True)
+        return torch.stack([term(replace(at, predicted=at.predicted[part])) for term, part in per_round]).mean()
 
-    def reads(self, observation: Observation) -> frozenset[Fact]:
-        return reads_of(self.forward, observation)
-
-    def bind(self, observation: Observation) -> BoundForward:
-        if not observation.also:
-            return self.forward.bind(observation)
-        bounds = [self.forward.bind(one_round) for one_round in (observation, *observation.also)]
-        ends = list(accumulate((len(bound.unknowns) for bound in bounds), initial=0))
-        unknowns_of = [slice(*ends) for ends in pairwise(ends)]
-
-        def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            per_round = zip(bounds, unknowns_of, strict=True)
-            return [tensor for bound, part in per_round for tensor in bound.predict(candidate, unknowns[part])]
-
-        return BoundForward(
-            tuple(tensor for bound in bounds for tensor in bound.target),
-            predict,
-            tuple(f"{ROUND_PREFIX}{i}: {name}" for i, bound in enumerate(bounds) for name in bound.names),
-            tuple(
-                replace(u, name=f"{ROUND_PREFIX}{i}: {u.name}")
-                for i, bound in enumerate(bounds)
-                for u in bound.unknowns
-            ),
-            bounds[0].batches,
-        )
+    return value
 
 
-@dataclass(frozen=True)
-class MeanOverRounds(Term):
-    """The mean of a term's energies in each round, so that priors have the same weight as in one round."""
-
-    term: Term
-
-    def bind(self, binding: Binding) -> BoundTerm:
-        if not binding.names[0].startswith(ROUND_PREFIX):  # one round alone
-            return self.term.bind(binding)
-        rounds = [name.partition(": ")[0] for name in binding.names]
-        starts = [i for i, name in enumerate(rounds) if i == 0 or name != rounds[i - 1]]
-        parts = [slice(*ends) for ends in pairwise([*starts, len(rounds)])]
-        names = tuple(name.partition(": ")[2] for name in binding.names)
-        terms = [self.term.bind(replace(binding, target=binding.target[p], names=names[p])) for p in parts]
-
-        def value(at: Evaluation) -> Tensor:
-            per_round = zip(terms, parts, strict=True)
-            return torch.stack([term(replace(at, predicted=at.predicted[part])) for term, part in per_round]).mean()
-
-        return value
+def _slices(lengths: Iterable[int]) -> tuple[slice, ...]:
+    """Return the places of consecutive parts of these lengths."""
+    return tuple(slice(*ends) for ends in pairwise(accumulate(lengths, initial=0)))
 
 
 def labels_of_rounds(labels: Labels, observation: Observation, generator: Callable[[], torch.Generator]) -> Bound:

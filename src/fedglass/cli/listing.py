@@ -66,7 +66,7 @@ def parts() -> list[ListEntry]:
     from fedglass.attack.defaults import inventory
 
     return [
-        ListEntry(p.name, f"{p.kind}: {p.summary}", [("cites", "; ".join(p.papers)), ("module", p.module)])
+        ListEntry(p.name, f"{p.kind}: {p.summary}", [("cites", p.paper), ("module", p.value.__module__)])
         for p in inventory()
     ]
 

@@ -395,8 +395,8 @@ def campaign(
 
     from fedglass.audit.cases import NoProgress
     from fedglass.cli.progress import Screen
-    from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, say_campaign
-    from fedglass.reproduce.campaign import entries, plan_campaign, run_campaign
+    from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, runs_left, say_campaign
+    from fedglass.reproduce.campaign import cheapest_first, entries, plan_campaign, run_campaign
     from fedglass.reproduce.results import read_results
 
     stored = read_results(results)
@@ -406,10 +406,11 @@ def campaign(
     if dry_run:
         say_campaign(planned, stored, output)
         return
-    runs = [run for _, of_entry in planned for run in of_entry]
     with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
-        written = run_campaign(runs, place, results, execution.executor(), execution.count(), hours, screen)
-    left = len({run.case.key for run in runs} - read_results(results).keys())
+        written = run_campaign(
+            cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
+        )
+    left = runs_left(planned, read_results(results))
     output.say(f"{written.written} results were added to {results}; {left} runs of the campaign are left.")
     output.answer(answer_of_campaign(planned, written.written, written.failed, left))
     if written.failed:

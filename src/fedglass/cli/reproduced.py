@@ -128,11 +128,11 @@ def measures_in_words(record: Record) -> str:
     if record.status == "failed":
         return f"failed ({record.error})"
     values = measures_of(record)
-    names = ("psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
+    names = ("accuracy", "psnr", "recovered", "ssim", "lsim", "label_errors", "rate", "images", "found")
     texts = [f"{name} {values[name]:.3g}" for name in names if name in values]
     shares = ("lpips", "min_share", "cosine_before", "cosine_best", "expectation", "distance", "constant")
     texts += [f"{name} {values[name]:.3f}" for name in shares if name in values]
-    return f"{', '.join(texts)}, {record.seconds:.0f} s"
+    return ", ".join([*texts, f"{record.seconds:.0f} s"])
 
 
 def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
@@ -148,11 +148,15 @@ def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Resu
     if output.in_words:
         console = Console(highlight=False)
         (console if console.is_terminal else Console(highlight=False, width=200)).print(grid)
-    output.answer(answer_of_campaign(planned, 0, 0, _left(planned, done)))
+    answer = answer_of_campaign(planned, 0, 0, runs_left(planned, stored))
+    for listed, (_, runs) in zip(answer["entries"], planned, strict=True):
+        listed["seconds_on_one_core"] = round(sum(run.seconds for run in runs), 1)
+    output.answer(answer)
 
 
-def _left(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[str]) -> int:
-    return len({run.case.key for _, runs in planned for run in runs} - done)
+def runs_left(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results) -> int:
+    """Return the number of planned runs without a result."""
+    return len({run.case.key for _, runs in planned for run in runs} - stored.keys())
 
 
 def answer_of_campaign(
@@ -165,7 +169,6 @@ def answer_of_campaign(
             "rows": entry.rows,
             "methods": list(dict.fromkeys(run.cell.method for run in runs)),
             "runs": len(runs),
-            "seconds_on_one_core": round(sum(run.seconds for run in runs), 1),
         }
         for entry, runs in planned
     ]

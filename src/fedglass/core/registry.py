@@ -62,7 +62,7 @@ KINDS: Mapping[str, Kind] = {
     "datasets": Kind("dataset", "fedglass.data", error=DataError),
     "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
     "metrics": Kind("metric", "fedglass.metrics"),
-    "exact": Kind("exact method", "fedglass.attack.exact", ("applies", "solve"), in_plans=False),
+    "exact": Kind("exact method", "fedglass.attack.exact", in_plans=False),
     "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
     "executors": Kind("executor", "fedglass.execution", ("run",), in_plans=False),
     "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
@@ -77,7 +77,7 @@ class Entry:
     kind: str
     name: str
     value: Any
-    """A function or a class that makes the part; a metric is the part itself."""
+    """A function or a class that makes the part; a metric or an exact method is the part itself."""
     summary: str
     paper: str = ""
     origin: str = BUILT_IN

@@ -180,11 +180,9 @@ def _fine(forward: Forward, rate: float, schedule: RateSchedule, iterations: int
     return Stage(forward, Pixels(), Cosine() + ReweightedL1() + PRIOR, solver)
 
 
-def _no_statistics(observation: Observation) -> str:
-    return "" if Fact.STATISTICS in observation.facts else "no running statistics that have moved were recorded"
-
-
-@run_by_default(_no_statistics)
+@run_by_default(
+    lambda seen: "" if Fact.STATISTICS in seen.facts else "no running statistics that have moved were recorded"
+)
 @register(
     "attacks",
     "coarse_to_fine_statistics",

@@ -16,8 +16,7 @@ from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs
 from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import RepeatedGradient
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.images.pixels import BoundedEpochPixels, EpochPixels, FreePixels, OrderedEpochPixels, Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.needs import needs_of
 from fedglass.attack.parts import Forward, Images, Labels

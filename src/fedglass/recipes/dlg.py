@@ -5,14 +5,11 @@ from __future__ import annotations
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import OneGradient
-from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.images.pixels import FreePixels
 from fedglass.attack.labels.assigned import JointLabels
-from fedglass.attack.labels.signs import MinimumRule, SignRule
-from fedglass.attack.parts import Labels
-from fedglass.attack.solvers.adam import LBFGS, Adam
-from fedglass.attack.solvers.schedules import Lowest, StepDecay
+from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.solvers.adam import LBFGS
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.attack.terms.priors import TotalVariation
 from fedglass.core.registry import register
 from fedglass.core.text import DLG, IDLG
 from fedglass.core.types import Observation
@@ -37,21 +34,3 @@ def idlg(iterations: int = 300, restarts: int = 1) -> Attack:
     """Take the label from the sign rule, then squared error with L-BFGS at rate 1 [Zhao et al., 2020], as released."""
     stage = Stage(OneGradient(), FreePixels(), SquaredError(), LBFGS(iterations=iterations))
     return Attack(SignRule(), (stage,), restarts=restarts)
-
-
-MINIMUM_RULE = MinimumRule()
-
-
-@register("attacks", "idlg_adam", summary="idlg with Adam and GradInversion's labels, for deep networks", paper=IDLG)
-def idlg_adam(
-    labels: Labels = MINIMUM_RULE, tv: float = 0.01, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
-) -> Attack:
-    """Return iDLG as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A]: Adam and total variation.
-
-    Adam replaces L-BFGS because of deep networks. The paper states Adam, 30,000 iterations and total variation in all
-    attacks (Sec. 5.1); its weight, the rate, the decay and the bounds could not be confirmed and are those of its other
-    baselines. iDLG itself has no such term.
-    """
-    solver = Adam(rate=rate, iterations=iterations, schedule=StepDecay(), keep=Lowest())
-    objective = SquaredError() + tv * TotalVariation(share=1.0)
-    return Attack(labels, (Stage(OneGradient(), Pixels(), objective, solver),), restarts=restarts)

@@ -16,4 +16,4 @@ METHODS = built_in("exact")
 )
 def exact(seconds: float = 30.0) -> ExactAttack:
     """Return every built-in exact method as one attack, the cheapest first; `seconds` limits the search of each."""
-    return ExactAttack(tuple(entry.value() for entry in METHODS.values()), seconds)
+    return ExactAttack(tuple(METHODS), seconds)

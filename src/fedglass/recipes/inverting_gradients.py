@@ -6,10 +6,10 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.signs import MinimumRule, SignRule
+from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import SignedAdam
-from fedglass.attack.solvers.schedules import Lowest, StepDecay
+from fedglass.attack.solvers.schedules import StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.attack.terms.term import Term
@@ -53,23 +53,3 @@ def inverting_gradients_published(
 def _compose(forward: Forward, labels: Labels, objective: Term, iterations: int, restarts: int) -> Attack:
     solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay())
     return Attack(labels, (Stage(forward, Pixels(), objective, solver),), restarts=restarts)
-
-
-MINIMUM_RULE = MinimumRule()
-
-
-@register(
-    "attacks",
-    "invg",
-    summary="inverting_gradients_published with GradInversion's labels, iterate of lowest energy",
-    paper=PAPER,
-)
-def invg(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
-    """Return Inverting Gradients as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A].
-
-    It has GradInversion's labels and returns the iterate of lowest energy, as the paper's framework (Breaching) does.
-    The paper's weight of total variation could not be confirmed; its budget is 30,000 iterations and 5 restarts.
-    """
-    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
-    objective = Cosine() + tv * TotalVariation(share=1.0)
-    return Attack(labels, (Stage(OneGradient(), Pixels(), objective, solver),), restarts=restarts)

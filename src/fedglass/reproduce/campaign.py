@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds
 from fedglass.reproduce.compare import measures_of
-from fedglass.reproduce.cost import experiment_seconds, iterations_of_stages, warm_up_seconds
+from fedglass.reproduce.cost import (
+    GradientTimer,
+    experiment_seconds,
+    iterations_of_stages,
+    time_gradient,
+    warm_up_seconds,
+)
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.results import Result, append_result, read_results
@@ -66,22 +73,37 @@ def entries(only: Sequence[str] = ()) -> list[Entry]:
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """One case of a campaign, with the cell that it belongs to and its estimated cost."""
+    """One case of a campaign, with the cell that it belongs to."""
 
     cell: Cell
     case: TrialCase
     of: Table
-    seconds: float
+    timer: GradientTimer = time_gradient
+
+    @cached_property
+    def seconds(self) -> float:
+        """The estimated cost on one core; gradients of the network are timed when it is first asked for."""
+        trial = self.case.subject
+        return experiment_seconds(trial.experiment, self.timer) + warm_up_seconds(trial, self.timer)
 
 
 def plan_campaign(
     chosen: Sequence[Entry], stand_ins: Path | None, data: Sequence[str], seed: int
 ) -> list[tuple[Entry, list[PlannedRun]]]:
-    """Return the runs of each entry, the cheapest first; raise an error if the images of an entry are absent."""
-    return [(entry, list(_runs(entry, stand_ins, data, seed))) for entry in chosen]
+    """Return the runs of each entry; raise an error if the images of an entry are absent."""
+    return [(entry, _runs(entry, stand_ins, data, seed)) for entry in chosen]
 
 
-def _runs(entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int) -> Iterator[PlannedRun]:
+def cheapest_first(planned: Sequence[tuple[Entry, Sequence[PlannedRun]]]) -> Iterator[PlannedRun]:
+    """Yield the runs of one entry after the other, the cheapest of an entry first.
+
+    The cost of an entry is estimated when its turn comes, so that a campaign begins at once.
+    """
+    for _, runs in planned:
+        yield from sorted(runs, key=lambda run: (run.seconds, run.case.subject.client))
+
+
+def _runs(entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int) -> list[PlannedRun]:
     of = table(entry.table)
     request = entry.request(of)
     rows, methods = choose_rows(of, [entry.rows] if entry.rows else []), choose_methods(of, entry.methods)
@@ -92,12 +114,11 @@ def _runs(entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int) 
             f"The campaign has no images for {' and '.join(absent)} ({of.name}): name a folder of stand-ins with "
             "--stand-ins, or the data with --data NAME=SOURCE."
         )
-    planned = [
-        PlannedRun(cell, case, of, experiment_seconds(case.subject.experiment) + warm_up_seconds(case.subject))
+    return [
+        PlannedRun(cell, case, of)
         for cell in cells(of, rows, methods, entry.clients, sets, request, seed)
         for case in cell.cases
     ]
-    yield from sorted(planned, key=lambda run: (run.seconds, run.case.subject.client))
 
 
 def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -157,8 +178,8 @@ def _iterations(experiment: Experiment) -> int | None:
 class ResultWriter:
     """Callbacks of a run that append a result after every finished case, and pass everything on."""
 
-    def __init__(self, runs: Sequence[PlannedRun], folder: Path, progress: AuditProgress) -> None:
-        self.runs = {run.case.key: run for run in runs}
+    def __init__(self, folder: Path, progress: AuditProgress) -> None:
+        self.runs = dict[str, PlannedRun]()
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
 
@@ -191,7 +212,7 @@ class ResultWriter:
 
 
 def run_campaign(
-    runs: Sequence[PlannedRun],
+    runs: Iterable[PlannedRun],
     place: Path,
     results: Path,
     executor: Executor,
@@ -206,12 +227,13 @@ def run_campaign(
     """
     if not hours > 0:
         raise UsageError(f"--hours must be more than 0, got {hours:g}.")
-    deadline, writer = clock() + 3600 * hours, ResultWriter(runs, results, progress)
+    deadline, writer = clock() + 3600 * hours, ResultWriter(results, progress)
     done = read_results(results).keys()
-    todo = list({run.case.key: run for run in runs if run.case.key not in done}.values())
+    todo = (run for run in runs if run.case.key not in done)
     with ready_to_run(place, executor) as play:
         while batch := _batch(todo, (deadline - clock()) / writer.pace, workers):
-            todo = [run for run in todo if run not in batch]
+            writer.runs |= {run.case.key: run for run in batch}
+            done |= writer.runs.keys()
             records = play([run.case for run in batch], writer, deadline)
             stored = read_results(results).keys()
             for run in batch:  # finished by an earlier command, so that nothing ran now
@@ -221,13 +243,14 @@ def run_campaign(
     return writer
 
 
-def _batch(todo: Sequence[PlannedRun], remaining: float, workers: int) -> list[PlannedRun]:
+def _batch(todo: Iterator[PlannedRun], remaining: float, workers: int) -> list[PlannedRun]:
     """Return the next runs that fit into the remaining seconds, as many as take about ten minutes on each worker."""
-    batch, seconds = list[PlannedRun](), 0.0
-    for run in todo:
-        if remaining > 0 and (run.seconds <= remaining or run.seconds > LONG_SECONDS):
-            batch.append(run)
+    batch, seconds = dict[str, PlannedRun](), 0.0
+    while remaining > 0 and (len(batch) < workers or seconds < BATCH_SECONDS * workers):
+        run = next(todo, None)
+        if run is None:
+            break
+        if run.seconds <= remaining or run.seconds > LONG_SECONDS:
+            batch[run.case.key] = run
             seconds += run.seconds
-            if len(batch) >= workers and seconds >= BATCH_SECONDS * workers:
-                break
-    return batch
+    return list(batch.values())

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.images.per_epoch import BoundedEpochPixels, EpochPixels, OrderedEpochPixels
-from fedglass.attack.images.pixels import FreePixels, Pixels
+from fedglass.attack.images.pixels import BoundedEpochPixels, EpochPixels, FreePixels, OrderedEpochPixels, Pixels
 from fedglass.attack.parts import Images
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream

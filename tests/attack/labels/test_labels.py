@@ -34,7 +34,7 @@ from fedglass.core.types import Observation, Training
 from fedglass.federation.client import Client
 from fedglass.federation.federation import observe
 from fedglass.federation.views import AggregateView, Knows, ServerView
-from fedglass.recipes.inverting_gradients import invg
+from fedglass.recipes.coarse_to_fine_baselines import invg
 
 FEDAVG = Training(0.05, epochs=3, batch_size=5)
 COUNTS: list[Labels] = [CountsBefore(), CountsAfter(), InterpolatedCounts()]

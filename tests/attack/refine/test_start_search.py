@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import no_progress
 from fedglass.attack.refine import masked_diffusion as start_search
-from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, Sampling, StartSearch
+from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, SampleFit, StartSearch, sample_fit
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser, Guided, Prediction, Schedule, spaced
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_through_all_steps_with_constant_noise_predictions(
     decode: Decode = autoencoder().decode if latent else pixels
     of, side = denoiser(4 if latent else 8, prediction), 4 if latent else 8
     start, raw = drawn("start", side), drawn("raw", 8).sigmoid()
-    _, _, gradient = Sampling(of, decode, 6).fit(start, LABELS, raw)
+    _, _, gradient = sample_fit(of, decode, 6)(start, LABELS, raw)
     expected = slow_gradient(of, decode, 6, start, raw)
     assert float(expected.abs().max()) > 1e-6
     assert torch.allclose(gradient, expected, rtol=1e-6, atol=1e-12)
@@ -80,25 +80,25 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_steps() -> None:
             total += tensor.numel()
             return tensor
 
-        sampler = Sampling(denoiser(4), autoencoder().decode, steps)
+        fit = sample_fit(denoiser(4), autoencoder().decode, steps)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            sampler.fit(drawn("start", 4), LABELS, drawn("raw", 8))
+            fit(drawn("start", 4), LABELS, drawn("raw", 8))
         return total
 
     assert kept(3) == kept(30) > 0
 
 
 def test_images_are_sampled_a_few_at_a_time_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler, start, raw = Sampling(denoiser(8), pixels, 4), drawn("start", 8), drawn("raw", 8)
-    whole = sampler.fit(start, LABELS, raw)
+    fit, start, raw = sample_fit(denoiser(8), pixels, 4), drawn("start", 8), drawn("raw", 8)
+    whole = fit(start, LABELS, raw)
     monkeypatch.setattr(start_search, "BATCH", 2)
-    parts = sampler.fit(start, LABELS, raw)
+    parts = fit(start, LABELS, raw)
     assert all(torch.allclose(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-def toy(steps: int = 4) -> Sampling:
+def toy(steps: int = 4) -> SampleFit:
     """A network that predicts no noise at all: the end is the start times the slope."""
-    return Sampling(Denoiser(lambda x, t, y: 0 * x, SCHEDULE, Prediction.EPSILON, clamp=False), pixels, steps)
+    return sample_fit(Denoiser(lambda x, t, y: 0 * x, SCHEDULE, Prediction.EPSILON, clamp=False), pixels, steps)
 
 
 def test_the_search_draws_nearer_and_keeps_a_film() -> None:
@@ -119,7 +119,7 @@ def test_the_search_draws_nearer_and_keeps_a_film() -> None:
 def test_each_image_is_taken_when_its_own_rule_says_so_and_is_left_alone_from_then_on() -> None:
     raw = drawn("raw", 8).sigmoid()
     start = drawn("start", 8)
-    near = toy().fit(start, LABELS, raw)[0]
+    near = toy()(start, LABELS, raw)[0]
     raw[0] = near[0]  # nothing to win
     search = StartSearch(40, 0.01, Flattening(share=0.05, over=3))
     taken, film = search.run(toy(), start, LABELS, raw, no_progress)
@@ -132,5 +132,5 @@ def test_each_image_is_taken_when_its_own_rule_says_so_and_is_left_alone_from_th
 def test_a_search_of_no_epochs_is_a_sample() -> None:
     start, raw = drawn("start", 8), drawn("raw", 8)
     taken, film = StartSearch(0, 0.01, OracleEpoch(0)).run(toy(), start, LABELS, raw, no_progress)
-    assert torch.allclose(taken, toy().fit(start, LABELS, raw)[0])
+    assert torch.allclose(taken, toy()(start, LABELS, raw)[0])
     assert film.epochs == (0,)

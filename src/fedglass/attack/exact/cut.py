@@ -6,8 +6,8 @@ a replay of the head on them, without any image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, undecayed_update
+from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, hook, undecayed_update
 from fedglass.attack.exact.rows import entry_error
 from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
 from fedglass.core.tensors import Params
@@ -112,15 +112,6 @@ def mixes_examples(observation: Observation) -> str:
     if training is not None and training.batch_norm is BatchNorm.BATCH and normalised:
         return "normalisation by batch statistics mixes the examples before the layer"
     return ""
-
-
-@contextmanager
-def hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    """Remove a hook of a layer at the end of the block."""
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def nearly_equal(one: Tensor, other: Tensor) -> bool:

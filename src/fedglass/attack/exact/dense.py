@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -198,20 +199,25 @@ def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
     negative: list[bool] = []
 
     def answer(change: Callable[[Tensor], Tensor]) -> Tensor:
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        def note(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             negative.append(bool((output < 0).any()))
             return change(output)
 
-        handle = model.get_submodule(layer).register_forward_hook(hook)
-        try:
-            with torch.no_grad():
-                logits: Tensor = functional_call(model, state, (images,))
-        finally:
-            handle.remove()
+        with hook(model.get_submodule(layer).register_forward_hook(note)), torch.no_grad():
+            logits: Tensor = functional_call(model, state, (images,))
         return logits
 
     plain, cut, none = answer(lambda z: z), answer(lambda z: z.clamp(min=0)), answer(torch.zeros_like)
     return any(negative) and torch.equal(plain, cut) and not torch.equal(plain, none)
+
+
+@contextmanager
+def hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    """Remove a hook of a layer at the end of the block."""
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import scipy
 import torch
 from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.rows import fit_rank_one
 from fedglass.attack.exact.sparse import InputSearch
 from fedglass.attack.exact.verify import (
@@ -53,31 +52,20 @@ SHORTEST = 0.02
     summary="the first dense layer's weight update divided by its bias update",
     paper=DIVISION_PAPER,
 )
-@dataclass(frozen=True)
-class Division:
-    """x = U_i / v_i in every row i of the first dense layer that only one example has moved [Phong et al., 2018].
+@costs(0.1)
+def division(observation: Observation, search: SearchBudget) -> ExactSolution | str:
+    """Read x = U_i / v_i in every row i of the first dense layer that only one example has moved [Phong et al., 2018].
 
     It is exact for one example under any activation, loss factor, clipping of the whole and any number of SGD steps;
     for several examples in the rows that only one of them activates.
     """
-
-    name: ClassVar[str] = "division"
-    paper: ClassVar[str] = DIVISION_PAPER
-    cost: ClassVar[float] = 0.1
-
-    def applies(self, observation: Observation) -> str:
-        layer = first_dense(observation)
-        if isinstance(layer, str):
-            return layer
-        if layer.bias is None and observation.knows.examples > 1:
-            return "the first dense layer trains no bias, which several examples need"
-        return ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        layer = first_dense(observation)
-        assert not isinstance(layer, str), "the method applies"
-        read = _read_one if observation.knows.examples == 1 else _read_several
-        return read(message_of(observation), layer)
+    layer = first_dense(observation)
+    if isinstance(layer, str):
+        return layer
+    if layer.bias is None and observation.knows.examples > 1:
+        return "the first dense layer trains no bias, which several examples need"
+    read = _read_one if observation.knows.examples == 1 else _read_several
+    return read(message_of(observation), layer) or FOUND_NOTHING
 
 
 def _read_one(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
@@ -204,51 +192,41 @@ def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> ExactSoluti
     summary="a whole batch from the zeros that ReLU leaves in the first dense layer's update",
     paper=SPEAR_PAPER,
 )
-@dataclass(frozen=True)
-class Spear:
-    """All examples of a batch from the rank and the zeros of the first dense layer's update [Dimitrov et al., 2024].
+@costs(30.0)
+def spear(observation: Observation, search: SearchBudget) -> ExactSolution | str:
+    """Read a batch from the rank and the zeros of the first dense layer's update [Dimitrov et al., 2024].
 
     Rows that a single example has moved shorten the search. It takes about 2^b draws for b examples without such rows.
     """
+    layer, knows = first_dense(observation), observation.knows
+    if isinstance(layer, str):
+        return layer
+    if knows.examples == 1:
+        return "a single example is read by division"
+    if not layer.relu:
+        return "no ReLU follows the first dense layer"
+    if layer.bias is None:
+        return "the first dense layer trains no bias"
+    if knows.examples > min(layer.weight.shape):
+        return "there are more examples than units or pixels"
+    message = message_of(observation)
 
-    name: ClassVar[str] = "spear"
-    paper: ClassVar[str] = SPEAR_PAPER
-    cost: ClassVar[float] = 30.0
+    def accept(inputs: Tensor) -> bool:
+        return message.verified(message.replay(as_images(knows, inputs))[0])
 
-    def applies(self, observation: Observation) -> str:
-        layer = first_dense(observation)
-        if isinstance(layer, str):
-            return layer
-        if observation.knows.examples == 1:
-            return "a single example is read by division"
-        if not layer.relu:
-            return "no ReLU follows the first dense layer"
-        if layer.bias is None:
-            return "the first dense layer trains no bias"
-        if observation.knows.examples > min(layer.weight.shape):
-            return "there are more examples than units or pixels"
-        return ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        layer, knows, message = first_dense(observation), observation.knows, message_of(observation)
-        assert not isinstance(layer, str), "the method applies"
-
-        def accept(inputs: Tensor) -> bool:
-            return message.verified(message.replay(as_images(knows, inputs))[0])
-
-        rows, reading = layer.ratios(), InputSearch(layer, knows, accept)
-        details: Details = {"rank": reading.rank, "groups": len(rows.inputs)}
-        inputs, guesses, layer_residual = rows.inputs[: knows.examples], rows.inputs[:0], rows.residual
-        if reading.rank == knows.examples:
-            details |= reading.run(torch.cat([rows.inputs, rows.ratios]), search)
-            found, guesses = reading.inputs, reading.guesses
-            if len(found) or len(guesses):
-                inputs, layer_residual = found, reading.residual
-        inputs, guesses = (each[within_bounds(knows, each)] for each in (inputs, guesses))
-        inputs = guesses if len(guesses) > len(inputs) else inputs
-        if not len(inputs):
-            return None
-        images, residual, labels = message.replay_levels(as_images(knows, inputs))
-        all_read = reading.complete is not None and len(inputs) == knows.examples
-        sure = message.verified(residual) or (all_read and not message.contradicts(residual))
-        return ExactSolution(images, labels, residual if math.isfinite(residual) else layer_residual, sure, details)
+    rows, reading = layer.ratios(), InputSearch(layer, knows, accept)
+    details: Details = {"rank": reading.rank, "groups": len(rows.inputs)}
+    inputs, guesses, layer_residual = rows.inputs[: knows.examples], rows.inputs[:0], rows.residual
+    if reading.rank == knows.examples:
+        details |= reading.run(torch.cat([rows.inputs, rows.ratios]), search)
+        proved, guesses = reading.inputs, reading.guesses
+        if len(proved) or len(guesses):
+            inputs, layer_residual = proved, reading.residual
+    inputs, guesses = (each[within_bounds(knows, each)] for each in (inputs, guesses))
+    inputs = guesses if len(guesses) > len(inputs) else inputs
+    if not len(inputs):
+        return FOUND_NOTHING
+    images, residual, labels = message.replay_levels(as_images(knows, inputs))
+    all_read = reading.complete is not None and len(inputs) == knows.examples
+    sure = message.verified(residual) or (all_read and not message.contradicts(residual))
+    return ExactSolution(images, labels, residual if math.isfinite(residual) else layer_residual, sure, details)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.attack import check_counted, check_observation
+from fedglass.attack.defaults import mark_with
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import find
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
 
 Details = dict[str, float | int | str]
 """Figures for the record, such as the rank, the number of rows that agree, or the seconds of the search."""
 FOUND_NOTHING = "it found nothing"
+COST = "seconds_if_it_applies"
+"""Attribute of a method."""
 NEARLY_EXPLAINED = 0.01
 """The residual of a replay of one image below which later, less precise methods are skipped: a vision transformer in
 closed form leaves up to 0.008 at a learning rate of 0.01."""
@@ -47,31 +52,21 @@ class SearchBudget:
     """Time limit of a search, such as SPEAR's."""
 
 
-class ExactMethod(Protocol):
-    """One closed-form method. A frozen dataclass that holds no tensor."""
+ExactMethod = Callable[[Observation, SearchBudget], ExactSolution | str]
+"""One closed-form method, registered by name: the images that it reads from a message, or the reason why it reads none.
+The reason is that it does not apply to this network and knowledge, or that it found nothing."""
+Method = TypeVar("Method", bound=ExactMethod)
 
-    @property
-    def name(self) -> str:
-        """The method's name in records, such as `division`."""
-        ...
 
-    @property
-    def paper(self) -> str:
-        """The citation that `fedglass list attacks` prints."""
-        ...
+def costs(seconds: float) -> Callable[[Method], Method]:
+    """Mark a method with about how many seconds it takes if it applies: cheap methods are tried first."""
+    return mark_with(COST, seconds)
 
-    @property
-    def cost(self) -> float:
-        """About how many seconds the method takes if it applies: cheap methods are tried first."""
-        ...
 
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply to this network and knowledge; empty if it applies."""
-        ...
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return the images that the method reads from the message; None if it finds nothing."""
-        ...
+def cost_of(name: str) -> float:
+    """Return about how many seconds the method of that name takes."""
+    seconds: float = getattr(find("exact", name).value, COST)
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,8 @@ class ExactAttack:
     and its own images are not in the result. Of several rounds the first message is read.
     """
 
-    methods: tuple[ExactMethod, ...]
+    methods: tuple[str, ...]
+    """Registered names, such as `division`."""
     seconds: float = 30.0
     """Time limit of each method's search."""
 
@@ -101,18 +97,15 @@ class ExactAttack:
             return _reconstruction(observation, None, {"exact": str(error)})
         message = _first_message(observation)
         reasons: dict[str, str] = {}
-        best: tuple[ExactMethod, ExactSolution] | None = None
-        for i, method in enumerate(sorted(self.methods, key=lambda exact: exact.cost)):
+        best: tuple[str, ExactSolution] | None = None
+        for i, name in enumerate(sorted(self.methods, key=cost_of)):
             progress(i, len(self.methods))
-            reasons[method.name] = method.applies(message)
-            if reasons[method.name]:
+            method: ExactMethod = find("exact", name).value
+            solution = method(message, SearchBudget(stream(seed, "exact", name), self.seconds))
+            if isinstance(solution, str) or not len(solution.images):
+                reasons[name] = solution if isinstance(solution, str) else FOUND_NOTHING
                 continue
-            solution = method.solve(message, SearchBudget(stream(seed, "exact", method.name), self.seconds))
-            if solution is None or not len(solution.images):
-                reasons[method.name] = FOUND_NOTHING
-                continue
-            del reasons[method.name]
-            best = (method, solution) if best is None or _preference(solution) < _preference(best[1]) else best
+            best = (name, solution) if best is None or _preference(solution) < _preference(best[1]) else best
             if _is_final(message, solution):
                 break
         progress(len(self.methods), len(self.methods))
@@ -145,7 +138,7 @@ def _preference(solution: ExactSolution) -> tuple[bool, int, float]:
 
 
 def _reconstruction(
-    message: Observation, best: tuple[ExactMethod, ExactSolution] | None, reasons: dict[str, str]
+    message: Observation, best: tuple[str, ExactSolution] | None, reasons: dict[str, str]
 ) -> Reconstruction:
     if best is None:
         images = torch.zeros(0, *message.knows.shape)
@@ -157,7 +150,7 @@ def _reconstruction(
         solution.labels,
         solution.residual,
         notes=notes,
-        method=method.name,
+        method=method,
         explains=solution.explains,
         reasons=reasons,
     )

@@ -1,6 +1,6 @@
 """Images from the exact inputs of the first dense layer, by inversion of the front that feeds it.
 
-`DenseFeatures` inverts convolutions and activations. `PooledInput` inverts a fixed linear map A: networks that pool,
+`dense_features` inverts convolutions and activations. `pooled_input` inverts a fixed linear map A: networks that pool,
 resize or grey their input see less than the pixels. The input z of the first dense layer is read exactly, and the
 smoothest image with A x = z within the pixel bounds fills in what the network never saw. Its replay is the message
 itself: no attack can read more without knowing more.
@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from fedglass.attack.exact.cut import Cut, Features, cut_at, head_gradients, mixes_examples, verify_features
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense, once
-from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
 from fedglass.attack.exact.linear import is_affine, smoothest_images
 from fedglass.attack.exact.rows import entry_error, fit_rank_one
@@ -113,43 +112,32 @@ def best_version(observation: Observation, features: Features, tries: Sequence[T
     summary="the exact inputs of the first dense layer behind convolutions, and the images that the convolutions take "
     "there",
 )
-@dataclass(frozen=True)
-class DenseFeatures:
+@costs(10.0)
+def dense_features(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Read the features of each example, verify them by a replay of the head, and invert the network's front."""
-
-    name: str = "dense_features"
-    paper: str = ""
-    cost: ClassVar[float] = 10.0
-
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty if it does."""
-        layers = dense_fronts(observation)
-        if isinstance(layers, str):
-            return layers
-        return "the first dense layer takes a linear map of the pixels" if linear_front(observation) else ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return images of the examples that have readable features."""
-        layers = dense_fronts(observation)
-        assert not isinstance(layers, str), "the method applies"
-        features = read_features(observation, layers, search)
-        # Features of all examples leave most of the head's update unexplained under noise.
-        if features is None or (
-            len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
-        ):
-            return None
-        cut = cut_at(observation, layers[0].name)
-        affine_part = _undo_activation(cut, features.inputs)
-        if affine_part is not None:
-            return best_version(observation, features, smoothest_images(observation.knows, *affine_part))
-        images = invert_features(observation, layers[0].name, features.inputs, search)
-        if images is None:
-            return None
-        solved = best_version(observation, features, [images])
-        with torch.no_grad():
-            reached = cut.front(observation.knows.whitening.whiten(images.double()))
-        error = float((reached - features.inputs).norm() / features.inputs.norm())
-        return replace(solved, details={**solved.details, "feature_error": error})
+    layers = dense_fronts(observation)
+    if isinstance(layers, str):
+        return layers
+    if linear_front(observation):
+        return "the first dense layer takes a linear map of the pixels"
+    features = read_features(observation, layers, search)
+    # Features of all examples leave most of the head's update unexplained under noise.
+    if features is None or (
+        len(features.inputs) == observation.knows.examples and features.residual > MOST_UNEXPLAINED
+    ):
+        return FOUND_NOTHING
+    cut = cut_at(observation, layers[0].name)
+    affine_part = _undo_activation(cut, features.inputs)
+    if affine_part is not None:
+        return best_version(observation, features, smoothest_images(observation.knows, *affine_part))
+    images = invert_features(observation, layers[0].name, features.inputs, search)
+    if images is None:
+        return FOUND_NOTHING
+    solved = best_version(observation, features, [images])
+    with torch.no_grad():
+        reached = cut.front(observation.knows.whitening.whiten(images.double()))
+    error = float((reached - features.inputs).norm() / features.inputs.norm())
+    return replace(solved, details={**solved.details, "feature_error": error})
 
 
 def invert_features(observation: Observation, layer: str, features: Tensor, search: SearchBudget) -> Tensor | None:
@@ -250,40 +238,23 @@ def _total_variation(images: Tensor) -> Tensor:
     "pooled_input",
     summary="the smoothest image that a network which pools, resizes or greys its input cannot tell from the true one",
 )
-@dataclass(frozen=True)
-class PooledInput:
+@costs(1.5)
+def pooled_input(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Read the linear map of the pixels that the network sees, and fill in the smoothest image."""
-
-    name: str = "pooled_input"
-    paper: str = ""
-    cost: ClassVar[float] = 1.5
-
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty if it does."""
-        layers = _pooled_layers(observation)
-        return layers if isinstance(layers, str) else ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return the images, of as many examples as could be read."""
-        layers = _pooled_layers(observation)
-        assert not isinstance(layers, str), "the method applies"
-        features = read_features(observation, layers, search)
-        if features is None:
-            return None
-        # Bounds violate A x = z a little; if the message then stays unexplained, they are dropped.
-        cut = cut_at(observation, layers[0].name)
-        solved = best_version(observation, features, smoothest_images(observation.knows, cut.front, features.inputs))
-        share = min(1.0, features.inputs.shape[1] / solved.images[0].numel())
-        # Fewer numbers than pixels leave a choice: such an image explains the message, and need not be the true one.
-        explains = solved.explains and share == 1
-        return replace(solved, explains=explains, details={**solved.details, "share_seen": share})
-
-
-def _pooled_layers(observation: Observation) -> list[DenseUpdate] | str:
-    """Return the dense layers if the first takes a linear map of the image other than the pixels, or why not."""
     if not isinstance(first_dense(observation), str):
         return "the first dense layer sees the pixels themselves"
     layers = dense_fronts(observation)
     if isinstance(layers, str):
         return layers
-    return layers if linear_front(observation) else "what comes before the first dense layer is not linear"
+    if not linear_front(observation):
+        return "what comes before the first dense layer is not linear"
+    features = read_features(observation, layers, search)
+    if features is None:
+        return FOUND_NOTHING
+    # Bounds violate A x = z a little; if the message then stays unexplained, they are dropped.
+    cut = cut_at(observation, layers[0].name)
+    solved = best_version(observation, features, smoothest_images(observation.knows, cut.front, features.inputs))
+    share = min(1.0, features.inputs.shape[1] / solved.images[0].numel())
+    # Fewer numbers than pixels leave a choice: such an image explains the message, and need not be the true one.
+    explains = solved.explains and share == 1
+    return replace(solved, explains=explains, details={**solved.details, "share_seen": share})

@@ -18,8 +18,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import scipy
 import torch
@@ -38,7 +36,7 @@ from fedglass.attack.exact.cut import (
     verify_features,
 )
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.rows import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import InstanceCounts, is_clipped, round_to_sum, unsmoothed
@@ -121,29 +119,18 @@ def _distinct_candidates(ratios: Tensor, distances: Tensor, missing: int, read_b
     "peeling",
     summary="the examples of a batch one after another where a ReLU layer sees the pixels, each checked by the head",
 )
-@dataclass(frozen=True)
-class Peeling:
+@costs(1.0)
+def peeling(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Read a batch of a network that feeds its pixels to a dense ReLU layer, example after example."""
-
-    name: str = "peeling"
-    paper: str = ""
-    cost: ClassVar[float] = 1.0
-
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty if it does."""
-        layer = first_dense(observation)
-        if isinstance(layer, str):
-            return layer
-        if observation.knows.examples == 1:
-            return "division reads a single example"
-        return "" if layer.relu and layer.bias is not None else "no ReLU follows a first dense layer with a bias"
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return the images of the examples that could be read."""
-        layer = first_dense(observation)
-        assert not isinstance(layer, str), "the method applies"
-        features = peeled_inputs(observation, layer)
-        return None if features is None else solution_from_pixels(observation, features)
+    layer = first_dense(observation)
+    if isinstance(layer, str):
+        return layer
+    if observation.knows.examples == 1:
+        return "division reads a single example"
+    if not layer.relu or layer.bias is None:
+        return "no ReLU follows a first dense layer with a bias"
+    features = peeled_inputs(observation, layer)
+    return FOUND_NOTHING if features is None else solution_from_pixels(observation, features)
 
 
 def solution_from_pixels(observation: Observation, features: Features) -> ExactSolution:
@@ -309,24 +296,15 @@ def _targets(observation: Observation, labels: Tensor) -> Tensor:
     "last_layer",
     summary="the examples of a batch smaller than the number of classes, from the last dense layer back to the pixels",
 )
-@dataclass(frozen=True)
-class LastLayer:
+@costs(3.0)
+def last_layer(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Read a batch from the last layer of a network of dense layers."""
-
-    name: str = "last_layer"
-    paper: str = ""
-    cost: ClassVar[float] = 3.0
-
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty if it does."""
-        layer, knows = first_dense(observation), observation.knows
-        if isinstance(layer, str):
-            return f"{layer}, so that the last layer's features give no pixels"
-        if not knows.examples < knows.classes:
-            return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
-        return "division reads a single example" if knows.examples == 1 else ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return the images of all examples."""
-        features = chained_inputs(observation, dense_layers(observation), search)
-        return None if features is None else solution_from_pixels(observation, features)
+    layer, knows = first_dense(observation), observation.knows
+    if isinstance(layer, str):
+        return f"{layer}, so that the last layer's features give no pixels"
+    if not knows.examples < knows.classes:
+        return f"{knows.examples} examples are not fewer than the {knows.classes} classes"
+    if knows.examples == 1:
+        return "division reads a single example"
+    features = chained_inputs(observation, dense_layers(observation), search)
+    return FOUND_NOTHING if features is None else solution_from_pixels(observation, features)

@@ -129,7 +129,7 @@ def negative_laplacian(images: Tensor) -> Tensor:
 def smoothest_images(knows: Knowledge, affine_map: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smoothest images that an affine map takes to these values: within the pixel bounds, and without them.
 
-    `seen` takes whitened images in double precision.  # (n, d) -> (n, c, h, w) twice, pixels before whitening
+    `affine_map` takes whitened images in double precision.  # (n, d) -> (n, c, h, w) twice, pixels before whitening
     """
     grey = torch.full((len(values), *knows.shape), (knows.low + knows.high) / 2, dtype=torch.float64)
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, cut_at, hook
-from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
-from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.cut import Cut, cut_at
+from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
@@ -71,39 +70,28 @@ PatchEquations = tuple[Tensor, Tensor, Tensor, Tensor]
     summary="one image of a vision transformer from the gradients of its position and patch embeddings",
     paper=PAPER,
 )
-@dataclass(frozen=True)
-class VisionTransformerClosedForm:
+@costs(2.0)
+def vit_closed_form(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Solve for the patches of one image."""
-
-    name: str = "vit_closed_form"
-    paper: str = PAPER
-    cost: ClassVar[float] = 2.0
-
-    def applies(self, observation: Observation) -> str:
-        """Return why the method does not apply; empty if it does."""
-        layout = _token_layout(observation)
-        return layout if isinstance(layout, str) else ""
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        """Return the image."""
-        tokens = _token_layout(observation)
-        assert not isinstance(tokens, str), "the method applies"
-        equations = _equations(observation, tokens)
-        if equations is None:
-            return None
-        knows, message = observation.knows, message_of(observation)
-        free = knows.whitening.unwhiten(_smooth_solution(tokens, *equations)).float()
-        images = free.clamp(knows.low, knows.high)
-        (residual, labels), unbounded = message.replay(images), message.replay(free)
-        # Bounds bring the image nearer to the true one, but increase the residual of the message a little.
-        if message.verified(unbounded[0]) and not message.verified(residual):
-            images, (residual, labels) = free, unbounded
-        details: Details = {
-            "patches": tokens.patches,
-            "attention": int(bool(tokens.attention)),
-            "share_determined": float((equations[2] > NEIGHBOUR_PRECISION).double().mean()),
-        }
-        return ExactSolution(images, labels, residual, message.verified(residual), details)
+    tokens = _token_layout(observation)
+    if isinstance(tokens, str):
+        return tokens
+    equations = _equations(observation, tokens)
+    if equations is None:
+        return FOUND_NOTHING
+    knows, message = observation.knows, message_of(observation)
+    free = knows.whitening.unwhiten(_smooth_solution(tokens, *equations)).float()
+    images = free.clamp(knows.low, knows.high)
+    (residual, labels), unbounded = message.replay(images), message.replay(free)
+    # Bounds bring the image nearer to the true one, but increase the residual of the message a little.
+    if message.verified(unbounded[0]) and not message.verified(residual):
+        images, (residual, labels) = free, unbounded
+    details: Details = {
+        "patches": tokens.patches,
+        "attention": int(bool(tokens.attention)),
+        "share_determined": float((equations[2] > NEIGHBOUR_PRECISION).double().mean()),
+    }
+    return ExactSolution(images, labels, residual, message.verified(residual), details)
 
 
 def _token_layout(observation: Observation) -> _TokenLayout | str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.exact import Details, ExactSolution, SearchBudget
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import smoothest_images
 from fedglass.attack.exact.rows import (
     AGREE_WITHIN,
@@ -78,30 +77,19 @@ SAME_PART = 0.05
     "weak_noise",
     summary="one image from what structured noise leaves free: rows, sums of rows, grids, entries, common seeds",
 )
-@dataclass(frozen=True)
-class WeakNoise:
+@costs(0.3)
+def weak_noise(observation: Observation, search: SearchBudget) -> ExactSolution | str:
     """Find the parts of the first dense layer's update that noise does not cover, and divide there."""
-
-    name: ClassVar[str] = "weak_noise"
-    paper: ClassVar[str] = ""
-    cost: ClassVar[float] = 0.3
-
-    def applies(self, observation: Observation) -> str:
-        layer = first_dense(observation)
-        if isinstance(layer, str):
-            return layer
-        if observation.knows.examples != 1:
-            return "rows agree only for a single example"
-        return "" if layer.bias is not None else "the first dense layer trains no bias"
-
-    def solve(self, observation: Observation, search: SearchBudget) -> ExactSolution | None:
-        layer = first_dense(observation)
-        assert not isinstance(layer, str), "the method applies"
-        parts = _noise_free_parts(observation, layer, layer.stacked())
-        solutions = (
-            _solution(observation, layer, part) for part in parts if _proved_rank_one(_sample(part[1]), part[3])
-        )
-        return next((solution for solution in solutions if solution is not None), None)
+    layer = first_dense(observation)
+    if isinstance(layer, str):
+        return layer
+    if observation.knows.examples != 1:
+        return "rows agree only for a single example"
+    if layer.bias is None:
+        return "the first dense layer trains no bias"
+    parts = _noise_free_parts(observation, layer, layer.stacked())
+    solutions = (_solution(observation, layer, part) for part in parts if _proved_rank_one(_sample(part[1]), part[3]))
+    return next((solution for solution in solutions if solution is not None), FOUND_NOTHING)
 
 
 def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: UpdateMatrix) -> Iterator[Part]:

@@ -21,7 +21,6 @@ from fedglass.attack.forward.target import (
     is_gradient,
     known_training,
     leaves,
-    local_steps,
     mean_gradient,
     network_of,
     step_length,
@@ -106,7 +105,7 @@ class ObservedResidual:
 
     def reads(self, observation: Observation) -> frozenset[Fact]:
         """Return the size of a single example's gradient as known: r gives the length of J(x)^T r."""
-        alone = is_alone(observation) and head_of(observation, network_of(observation))[1] is not None
+        alone = is_alone(observation) and head_of(observation)[1] is not None
         return frozenset({Fact.SIZE}) if alone else frozenset()
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -115,7 +114,7 @@ class ObservedResidual:
         network = network_of(observation)
         weights = leaves(observation, network)
         target = mean_gradient(observation, network)
-        weight, bias = head_of(observation, network)
+        weight, bias = head_of(observation)
         if bias is None and self.sized:
             return OneGradient().bind(observation)
         named = dict(zip(network.names, target, strict=True))
@@ -135,7 +134,7 @@ class ObservedResidual:
 def is_alone(observation: Observation) -> bool:
     """Check that the message is one gradient of one example, as far as is known."""
     knows = observation.knows
-    return knows.examples == 1 and local_steps(observation) in (None, 1) and is_gradient(observation)
+    return knows.examples == 1 and knows.local_steps in (None, 1) and is_gradient(observation)
 
 
 def is_residual(residual: Tensor) -> bool:
@@ -209,7 +208,7 @@ class AlongSegment:
         ends = [(observation.before[name], observation.update[name]) for name in network.names]
         places = [
             [torch.add(w, u, alpha=alpha).detach().requires_grad_() for w, u in ends]
-            for alpha in self.places(local_steps(observation))
+            for alpha in self.places(observation.knows.local_steps)
         ]
         training = observation.knows.training
 
@@ -278,7 +277,7 @@ def steps_taken(observation: Observation) -> int:
         for name in before
         if name.endswith(COUNTER) and name in after and observation.knows.clients == 1
     }
-    return max([0, *counted]) or max(local_steps(observation) or 1, 1)
+    return max([0, *counted]) or max(observation.knows.local_steps or 1, 1)
 
 
 def batch_statistics(observation: Observation) -> Mapping[str, Tensor]:

@@ -21,6 +21,11 @@ def network_of(observation: Observation) -> Network:
     return Network(observation.model, observation.buffers, statistics)
 
 
+def like(observation: Observation) -> Tensor:
+    """Return a tensor of the message, for the device and type of the attack's tensors."""
+    return next(iter(observation.update.values()))
+
+
 def leaves(observation: Observation, network: Network) -> list[Tensor]:
     """Return the weights before training, in the network's order, ready to be differentiated."""
     return [observation.before[name].detach().clone().requires_grad_() for name in network.names]
@@ -65,7 +70,7 @@ def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple
 
 def step_length(observation: Observation) -> float | None:
     """Return the mean length of one local step along a constant gradient of size 1: lr for plain SGD."""
-    lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
+    lr, steps, training = learning_rate(observation), observation.knows.local_steps, observation.knows.training
     if lr is None or steps is None or training is None:
         return lr
     # Of steps of length 1 first, so that the result for plain SGD is bit-identical to lr.
@@ -85,13 +90,9 @@ def learning_rate(observation: Observation) -> float | None:
     return observation.knows.lr if training is None else training.lr
 
 
-def local_steps(observation: Observation) -> int | None:
-    """Return T, the number of each client's local steps, where it is known."""
-    return observation.knows.local_steps
-
-
-def head_of(observation: Observation, network: Network) -> tuple[str, str | None]:
+def head_of(observation: Observation) -> tuple[str, str | None]:
     """Return the names of weight and bias of the last dense layer that runs, which may not be the last registered."""
+    network = network_of(observation)
     weights = [observation.before[name] for name in network.names]
     with torch.no_grad():
         # Two examples: a normalisation layer with batch statistics refuses one.
@@ -101,7 +102,7 @@ def head_of(observation: Observation, network: Network) -> tuple[str, str | None
 
 def head_weight(observation: Observation) -> str:
     """Return the name of the last dense layer's weights."""
-    return head_of(observation, network_of(observation))[0]
+    return head_of(observation)[0]
 
 
 def head_gradient(observation: Observation) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,19 +22,12 @@ from fedglass.core.types import Candidate, Observation
 from fedglass.fl.aggregate.coordinates import median_of, trimmed_mean_of
 
 
-class Combination(Protocol):
-    """Combines one tensor of all clients into that of the server's step, coordinate by coordinate."""
-
-    def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Combine the rows that the clients sent, with the weight of each.  # (n, ...), (n,) -> (...)"""
-        ...
-
-
 @dataclass(frozen=True)
 class SupposedMean:
     """sum_m s_m g_m, the mean of federated averaging [Yue et al., 2025, Phi_0]."""
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """Combine the rows that the clients sent, with the weight of each.  # (n, ...), (n,) -> (...)"""
         mean: Tensor = torch.tensordot(shares, rows, dims=1)
         return mean
 
@@ -105,6 +98,10 @@ class SupposedTrimmedMean:
                 f"clients behind the message, got {n}: suppose that fewer are dropped."
             )
         return trimmed_mean_of(rows.flatten(1), self.byzantine).view(rows.shape[1:])
+
+
+Combination = SupposedMean | SoftMedian | OneClient | SupposedMedian | SupposedTrimmedMean
+"""Combines one tensor of all clients into that of the server's step, coordinate by coordinate."""
 
 
 @dataclass(frozen=True)

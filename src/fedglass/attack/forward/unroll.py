@@ -16,7 +16,6 @@ from fedglass.attack.forward.target import (
     known_training,
     learning_rate,
     leaves,
-    local_steps,
     network_of,
 )
 from fedglass.attack.parts import BoundForward
@@ -40,7 +39,7 @@ class Unroll(Simulation):
     the server weighs them (the paper has clients of equal size). Each client has its share of the candidate's examples
     [ibid., App. C.5]. The message is measured in gradients: (before - after) / lr. The paper has plain SGD; with
     another optimiser, each step's gradient is replaced by the direction in which that optimiser moves.
-    `budget_mib` bounds the memory of the simulation, see `fl.memory`.
+    `budget_mib` bounds the memory of the simulation, see `fl.trajectory.fit`.
     """
 
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.CLIENT_SIZES})
@@ -49,7 +48,6 @@ class Unroll(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.local_steps(examples), min(training.batch_size or examples, examples)
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -70,7 +68,6 @@ class UnrollEpochs(Simulation):
     budget_mib: float = BUDGET_MIB
 
     def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """Return the cost of a prediction and its gradient: the number of plain gradients, and the examples of each."""
         return WALKS * training.passes(examples), examples
 
     def bind(self, observation: Observation) -> BoundForward:
@@ -194,7 +191,7 @@ class SuperClient(Simulation):
 
 def full_batch_training(observation: Observation) -> Training:
     """Return the clients' training with the same number of steps, each on all examples."""
-    lr, steps, training = learning_rate(observation), local_steps(observation), observation.knows.training
+    lr, steps, training = learning_rate(observation), observation.knows.local_steps, observation.knows.training
     if lr is None or steps is None:
         raise refusal("Simulating a super-client", SuperClient.needs - observation.facts)
     base = Training(lr) if training is None else training

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.images.pixels import like, whitened_bounds
+from fedglass.attack.forward.target import like
+from fedglass.attack.images.pixels import whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal

@@ -1,15 +1,21 @@
-"""Images represented by their pixels, at full resolution or at a lower one that is enlarged inside the loop."""
+"""Images represented by their pixels: the same or others in each epoch, or at a lower resolution that is enlarged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedglass.attack.forward.target import known_training, like
+from fedglass.attack.forward.unroll import in_each_order
+from fedglass.attack.labels.given import batch_labels_by_epoch
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
+from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Unknown
 
 
@@ -49,14 +55,57 @@ def whitened_bounds(observation: Observation) -> tuple[Tensor, Tensor]:
     return low.to(like(observation)), high.to(like(observation))
 
 
-def like(observation: Observation) -> Tensor:
-    """Return a tensor of the message, for the device and type of the attack's tensors."""
-    return next(iter(observation.update.values()))
+@dataclass(frozen=True)
+class EpochPixels:
+    """Separate images for each local epoch, E x N in all, without hard bounds [Dimitrov et al., 2022, Sec. 4.3].
+
+    The client's order of examples changes between epochs and is unknown, so that the n-th image of one epoch
+    need not be the n-th of another. Starts from N(0, 1) in whitened coordinates.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        return Bound((Unknown(_first_of_epochs(observation, generator, start)),), lambda tensors: tensors[0])
 
 
-def device_of(observation: Observation) -> torch.device:
-    """Return the message's device."""
-    return like(observation).device
+@dataclass(frozen=True)
+class BoundedEpochPixels:
+    """`EpochPixels` that stay inside the pixel bounds by projection."""
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        low, high = whitened_bounds(observation)
+        first = _first_of_epochs(observation, generator, start).clamp(low, high)
+        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
+
+
+@dataclass(frozen=True)
+class OrderedEpochPixels:
+    """`BoundedEpochPixels` for labels that are known batch by batch, in a separate order for each epoch.
+
+    The previous stage's images are in the order of the first epoch: later epochs place each image at its label.
+    """
+
+    needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING, Fact.BATCH_LABELS})
+
+    def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
+        ordered = None if start is None else in_each_order(start, batch_labels_by_epoch(observation))
+        return BoundedEpochPixels().bind(observation, generator, ordered)
+
+
+def _first_of_epochs(observation: Observation, generator: torch.Generator, start: Tensor | None) -> Tensor:
+    """Return noise, or the previous stage's images, for each epoch.  # (epochs, n, c, h, w)
+
+    A client that does not shuffle has the same images at the same places in each epoch: one set of them is enough.
+    """
+    training, knows = known_training(observation), observation.knows
+    epochs = training.passes(max(1, knows.examples // knows.clients)) if training.shuffle else 1
+    if start is None:
+        return whitened_noise(observation, generator, epochs)
+    first = start if training.shuffle else start[:1]
+    return first.expand(epochs, *start.shape[1:]).contiguous()
 
 
 @dataclass(frozen=True)
@@ -74,14 +123,14 @@ class LowResolution:
         check_factor(self.factor)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        scale = Enlargement.of(observation, self.factor)
+        small_shape, enlarge, reduce = enlargement(observation, self.factor)
         knows = observation.knows
         if start is None:
-            drawn = torch.rand(1, knows.examples, *scale.small_shape, generator=generator).to(like(observation))
+            drawn = torch.rand(1, knows.examples, *small_shape, generator=generator).to(like(observation))
             first = knows.whitening.whiten(knows.low + (knows.high - knows.low) * drawn)
         else:
-            first = scale.reduce(start[:1])
-        return Bound((Unknown(first),), lambda tensors: scale.enlarge(tensors[0]), scale.nearest)
+            first = reduce(start[:1])
+        return Bound((Unknown(first),), lambda tensors: enlarge(tensors[0]), lambda images: enlarge(reduce(images)))
 
 
 @dataclass(frozen=True)
@@ -97,20 +146,20 @@ class BoundedLowResolution:
         check_factor(self.factor)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        scale = Enlargement.of(observation, self.factor)
+        small_shape, enlarge, reduce = enlargement(observation, self.factor)
         low, high = whitened_bounds(observation)
         if start is None:
-            noise = torch.randn(1, observation.knows.examples, *scale.small_shape, generator=generator)
+            noise = torch.randn(1, observation.knows.examples, *small_shape, generator=generator)
             middle = (low + high) / 2
             first = middle + START_NOISE * (high - low) * noise.to(like(observation))
         else:
-            first = scale.reduce(start[:1])
+            first = reduce(start[:1])
 
         def nearest(images: Tensor) -> Tensor:
-            return scale.enlarge(scale.reduce(images).clamp(low, high))
+            return enlarge(reduce(images).clamp(low, high))
 
         unknown = Unknown(first.clamp(low, high), low, high)
-        return Bound((unknown,), lambda tensors: scale.enlarge(tensors[0]), nearest)
+        return Bound((unknown,), lambda tensors: enlarge(tensors[0]), nearest)
 
 
 START_NOISE = 0.05
@@ -122,42 +171,32 @@ def check_factor(factor: int) -> None:
         raise UsageError(f"images.factor must be a whole number of at least 1, got {factor!r}.")
 
 
-@dataclass(frozen=True, eq=False)
-class Enlargement:
-    """Bicubic enlargement by a whole factor, and its least squares inverse."""
+Resize = Callable[[Tensor], Tensor]
 
-    factor: int
-    small_shape: tuple[int, int, int]
-    down: Tensor  # (h / factor, h)
-    across: Tensor  # (w / factor, w)
 
-    @classmethod
-    def of(cls, observation: Observation, factor: int) -> Enlargement:
-        """Make the enlargement for the images of an observation; their sides must be multiples of the factor."""
-        channels, height, width = observation.knows.shape
-        if height % factor or width % factor:
-            raise UsageError(
-                f"images.factor must divide the height and the width of the images, {height} and {width}, got "
-                f"{factor}: choose a common divisor, or resize the data."
-            )
-        kind = like(observation)
-        small = (channels, height // factor, width // factor)
-        down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small[1:])
-        return cls(factor, small, down, across)
+def enlargement(observation: Observation, factor: int) -> tuple[tuple[int, int, int], Resize, Resize]:
+    """Return the shape of the small images, their bicubic enlargement by a whole factor, and its least squares inverse.
 
-    def enlarge(self, small: Tensor) -> Tensor:
-        """Enlarge images.  # (epochs, n, c, h / factor, w / factor) -> (epochs, n, c, h, w)"""
-        if self.factor == 1:
+    The inverse gives the small images with the enlargement that is nearest in squared error. The sides of the images
+    must be multiples of the factor.  # (epochs, n, c, h / factor, w / factor) <-> (epochs, n, c, h, w)
+    """
+    channels, height, width = observation.knows.shape
+    if height % factor or width % factor:
+        raise UsageError(
+            f"images.factor must divide the height and the width of the images, {height} and {width}, got "
+            f"{factor}: choose a common divisor, or resize the data."
+        )
+    small_shape = (channels, height // factor, width // factor)
+    kind = like(observation)
+    down, across = (torch.linalg.pinv(bicubic_matrix(side, factor)).to(kind) for side in small_shape[1:])
+
+    def enlarge(small: Tensor) -> Tensor:
+        if factor == 1:
             return small
-        flat = F.interpolate(small.flatten(0, 1), scale_factor=self.factor, mode="bicubic", align_corners=False)
+        flat = F.interpolate(small.flatten(0, 1), scale_factor=factor, mode="bicubic", align_corners=False)
         return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
-    def reduce(self, images: Tensor) -> Tensor:
-        """Return the unknowns with the enlargement that is nearest to the images in squared error."""
-        return self.down @ images @ self.across.mT
-
-    def nearest(self, images: Tensor) -> Tensor:
-        return self.enlarge(self.reduce(images))
+    return small_shape, enlarge, lambda images: down @ images @ across.mT
 
 
 def bicubic_matrix(side: int, factor: int) -> Tensor:

@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
-from fedglass.attack.parts import Bound, Evaluation, Forward, HasLabelCheck, Labels, binding_of
+from fedglass.attack.parts import Bound, Evaluation, Forward, Labels, binding_of, check_labels
 from fedglass.attack.stages import energy_rank
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
@@ -78,10 +78,7 @@ class AssignedLabels:
 
     def check(self, observation: Observation) -> None:
         """Refuse what `bind` would refuse of this network, without its work."""
-        if isinstance(self.labels, HasLabelCheck):
-            self.labels.check(observation)
-        else:
-            self.labels.bind(observation, torch.Generator())
+        check_labels(self.labels, observation, torch.Generator())
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         first = self.labels.bind(observation, generator)

@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.target import head_of, head_weight, network_of, step_length
-from fedglass.attack.images.pixels import like
+from fedglass.attack.forward.target import head_of, head_weight, like, network_of, step_length
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
@@ -233,7 +232,7 @@ class BiasCounts(Counts):
 
 def mean_bias_gradient(observation: Observation) -> Tensor:
     """Return the mean over the local steps of the gradient of the last layer's bias.  # (classes,)"""
-    _, bias = head_of(observation, network_of(observation))
+    _, bias = head_of(observation)
     if bias is None:
         raise UsageError(
             "Label counts from the bias need a last layer with a bias, but this network's has none: choose another "
@@ -270,7 +269,7 @@ class InstanceCounts(BiasCounts):
 
 def predictions_by_class(observation: Observation, bias_gradient: Tensor) -> Tensor:
     """Return p_j, the softmax for the examples of class j, one row for each class.  # (classes, classes), double"""
-    weight, bias = head_of(observation, network_of(observation))
+    weight, bias = head_of(observation)
     assert bias is not None, "the gradient of the bias was computed before"
     travel = observation.knows.travel
     assert travel is not None, "the size of the bias's gradient was known before"
@@ -326,6 +325,6 @@ class LastLayerCounts(Counts):
     """`InstanceCounts` where the last layer has a bias, `OwnCounts` where it has none."""
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
-        _, bias = head_of(observation, network_of(observation))
+        _, bias = head_of(observation)
         part = OwnCounts() if bias is None else InstanceCounts()
         return part.bind(observation, generator)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.images.pixels import device_of
+from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -35,7 +35,7 @@ class OracleLabels:
         knows = observation.knows
         if knows.labels is None:
             raise refusal("OracleLabels", [Fact.LABELS])
-        labels = knows.labels.to(device_of(observation))
+        labels = knows.labels.to(like(observation).device)
         if labels.shape != (knows.examples,):
             raise UsageError(
                 f"The adversary is told labels of shape {tuple(labels.shape)} for {knows.examples} examples: give one "
@@ -78,7 +78,7 @@ def batch_labels_by_epoch(observation: Observation) -> Tensor:
     _check_batches(batches, training, examples)
     epochs = _epochs(batches, len(training.batches(examples)))
     rows = [*epochs[:-1], epochs[-1] + _unused_labels(epochs, examples)]
-    labels = torch.tensor(rows, device=device_of(observation))
+    labels = torch.tensor(rows, device=like(observation).device)
     _check_classes(labels, observation)
     return labels
 

@@ -79,7 +79,7 @@ def _mean_gradients(observation: Observation, probability: Tensor) -> Iterator[T
     entry unless others outweigh it. There b_k = p_k, which gives the size of the message where it is not known, or
     was changed by a defence. Without a bias the sums of the rows replace it.
     """
-    weight, bias = head_of(observation, network_of(observation))
+    weight, bias = head_of(observation)
     rows = -observation.update[weight]  # (classes, features)
     sums = rows.sum(1) if bias is None else -observation.update[bias]
     travel = observation.knows.travel
@@ -103,7 +103,7 @@ class SignRule:
     The rows of one example are multiples of its features, by a factor that is negative for the true class alone.
     Several examples have no such rows: there the n classes with the most negative sums are taken, each once, which
     supposes features that are not negative. Two rows that point against each other cannot be distinguished: of two
-    classes, the sum decides too. Labels are repeated only where the gradient shows it clearly (`first_of`).
+    classes, the sum decides too. Labels are repeated only where the gradient shows it clearly (`labels_in_order`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
@@ -141,7 +141,7 @@ class MinimumRule:
 
     `SignRule` with the minimum over the features instead of the sum: an example's negative entry is less
     easily outweighed by the positive ones of the other examples. The paper takes all labels to be different. So
-    does this, unless the gradient of the last layer shows clearly that one of them is repeated (`first_of`).
+    does this, unless the gradient of the last layer shows clearly that one of them is repeated (`labels_in_order`).
     """
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:

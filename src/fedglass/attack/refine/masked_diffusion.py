@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,17 +37,6 @@ BATCH = 64
 GREY = 0.5
 
 
-class Stopping(Protocol):
-    """A rule that decides for each image if its search ends."""
-
-    def stops(self, errors: Tensor) -> Tensor:
-        """Mark the images that are done, by the squared errors of their pictures to the raw images after each epoch.
-
-        # (epochs so far, n) -> (n,), bool
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Flattening:
     """Stop once the last `over` epochs brought less than a share of the total improvement: the knee of the curve.
@@ -65,6 +54,10 @@ class Flattening:
             raise UsageError(f"Flattening looks over at least 1 epoch and a share of at least 0, got {self}.")
 
     def stops(self, errors: Tensor) -> Tensor:
+        """Mark the images that are done, by the squared errors of their pictures to the raw images after each epoch.
+
+        # (epochs so far, n) -> (n,), bool
+        """
         if len(errors) <= self.over:
             return torch.zeros_like(errors[-1], dtype=torch.bool)
         least = errors.amin(0)
@@ -91,38 +84,33 @@ class OracleEpoch:
         return torch.full_like(errors[-1], len(errors) > self.epoch, dtype=torch.bool)
 
 
-@dataclass(frozen=True, eq=False)
-class Sampling:
-    """A map from starts and classes to pictures, in `steps` steps."""
+SampleFit = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Samples from starts, for classes: the pictures, their distances to raw images, and the gradient of these distances.
 
-    denoiser: Denoiser
-    decode: Callable[[Tensor], Tensor]
-    """Maps denoised tensors to images in [-1, 1]; it is differentiated."""
-    steps: int
+The gradient is that of the sum of the distances, the noise predictions held constant.
+# (n, ...), (n,), (n, c, h, w) -> (n, c, h, w), pixels; (n,); as the starts"""
 
-    @property
-    def slope(self) -> float:
-        """d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T)."""
-        return 1 / math.sqrt(float(self.denoiser.schedule.abar[-1]))
 
-    def fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the pictures of the starts, their distances to the raw images, and the gradient of these.
+def sample_fit(denoiser: Denoiser, decode: Callable[[Tensor], Tensor], steps: int) -> SampleFit:
+    """Return the fit for sampling in `steps` steps; `decode` maps denoised tensors to images in [-1, 1]."""
+    # d x_0 / d x_T with the noise predictions held constant: 1 / sqrt(abar_T).
+    slope = 1 / math.sqrt(float(denoiser.schedule.abar[-1]))
 
-        The gradient is that of the sum of the distances, the noise predictions held constant.
-        # (n, ...), (n,), (n, c, h, w) -> (n, c, h, w), pixels; (n,); as the starts
-        """
-        parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
-        pictures, errors, gradients = zip(*(self._fit(*part) for part in parts), strict=True)
-        return torch.cat(pictures), torch.cat(errors), torch.cat(gradients)
-
-    def _fit(self, starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends = Sampler(self.steps, eta=0.0).end_of(self.denoiser, starts, torch.Generator(), labels)
+    def fit_batch(starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ends = Sampler(steps, eta=0.0).end_of(denoiser, starts, torch.Generator(), labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
-            pictures = (self.decode(ends) + 1) / 2
+            pictures = (decode(ends) + 1) / 2
             errors = (pictures - raw).square().flatten(1).mean(1)
             (at_end,) = torch.autograd.grad(errors.sum(), ends)
-        return pictures.detach(), errors.detach(), self.slope * at_end
+        return pictures.detach(), errors.detach(), slope * at_end
+
+    def fit(starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = zip(*(torch.split(tensor, BATCH) for tensor in (starts, labels, raw)), strict=True)
+        pictures, errors, gradients = zip(*(fit_batch(*part) for part in parts), strict=True)
+        return torch.cat(pictures), torch.cat(errors), torch.cat(gradients)
+
+    return fit
 
 
 @dataclass(frozen=True)
@@ -131,14 +119,14 @@ class StartSearch:
 
     epochs: int
     lr: float
-    stop: Stopping
+    stop: Flattening | OracleEpoch
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or not 0 < self.lr < math.inf:
             raise UsageError(f"mde needs epochs of at least 0 and a positive lr, got {self.epochs} and {self.lr}.")
 
     def run(
-        self, sampling: Sampling, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
+        self, fit: SampleFit, starts: Tensor, labels: Tensor, raw: Tensor, progress: Progress
     ) -> tuple[Tensor, Film]:
         """Return the final pictures, and a film of the search."""
         starts = starts.clone().requires_grad_()
@@ -148,7 +136,7 @@ class StartSearch:
         errors_by_epoch, frames = [], {}
         shown = set(torch.linspace(0, self.epochs, FRAMES).round().long().tolist())
         for epoch in range(self.epochs + 1):
-            pictures, errors, gradient = sampling.fit(starts.detach()[searching], labels[searching], raw[searching])
+            pictures, errors, gradient = fit(starts.detach()[searching], labels[searching], raw[searching])
             taken[searching], chosen[searching.cpu()] = pictures, epoch
             errors_by_epoch.append(torch.full_like(raw[:, 0, 0, 0], torch.nan).masked_scatter(searching, errors))
             starts.grad = torch.zeros_like(starts)
@@ -196,8 +184,8 @@ class MaskedDiffusion:
         model = self._fitting((channels, height, width), int(refinement.labels.max()) + 1).to(refinement.images.device)
         raw = refinement.images.detach().nan_to_num(GREY, GREY, GREY)
         starts = torch.randn(len(raw), *model.network.shape, generator=refinement.generator).to(raw)
-        sampling = Sampling(model.guided(self.guidance), model.decode, self.steps)
-        taken, film = self.search.run(sampling, starts, refinement.labels, raw, refinement.progress)
+        fit = sample_fit(model.guided(self.guidance), model.decode, self.steps)
+        taken, film = self.search.run(fit, starts, refinement.labels, raw, refinement.progress)
         refinement.film(replace(film, frames=film.frames.clamp(0, 1)))
         return taken.clamp(0, 1)
 

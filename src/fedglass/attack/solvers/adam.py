@@ -86,7 +86,7 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
     tensors = tuple(m.tensor for m in moving)
     trace: list[Tensor] = []
     alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
-    keeper = spec.keep.start(tensors, n)
+    lowest = spec.keep.start(tensors, n)
     report_every = max(1, n // REPORTS)
     for k in range(n):
         energy = problem.energy(tensors, k / n)
@@ -98,7 +98,8 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
             # half the operations of torch.isfinite.
             probe = sum((g.sum() for g in gradients), energy)
             alive &= (probe - probe) == 0
-            keeper.offer(energy, tensors)
+            if lowest is not None:
+                lowest.offer(energy, tensors)
             fed = direction(gradients, partial(_displaced_gradients, problem, moving, due, k / n))
             for m, gradient in zip(due, fed, strict=True):
                 m.gradient = gradient
@@ -116,8 +117,10 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
                 m.tensor.copy_(m.safe)
         final = problem.energy(tensors, 1.0).detach()
     trace.append(final)
-    keeper.offer(final, tensors)
-    chosen, chosen_energy = keeper.choose(final, tensors)
+    chosen, chosen_energy = tuple(t.detach() for t in tensors), final
+    if lowest is not None:
+        lowest.offer(final, tensors)
+        chosen, chosen_energy = tuple(lowest.best), lowest.energy
     progress(n, n)
     return Solution(chosen, float(chosen_energy), torch.stack(trace).cpu(), finite=bool(alive))
 

@@ -82,40 +82,21 @@ class CosineDecay:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
-class Keeper(Protocol):
-    """The state of one run: it gets every iterate with its energy, and chooses one at the end."""
-
-    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None: ...
-
-    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]: ...
-
-
-class Keep(Protocol):
-    """The rule that chooses; `start` makes the state of a run that offers this many iterates and the final one."""
-
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper: ...
-
-
 @dataclass(frozen=True)
 class Last:
-    """The last (finite) iterate. It has no state, and so is its own keeper."""
+    """The last (finite) iterate."""
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
-        return self
-
-    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        pass
-
-    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        return tuple(t.detach() for t in tensors), energy
+    def start(self, tensors: Sequence[Tensor], iterations: int) -> None:
+        """Return the state of a run that offers this many iterates and the final one: none."""
 
 
 @dataclass(frozen=True)
 class Lowest:
     """The iterate of lowest energy; compared on the device, without waiting for it."""
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
-        return _KeepLowest(tensors)
+    def start(self, tensors: Sequence[Tensor], iterations: int) -> LowestIterate:
+        """Return the state of a run that offers this many iterates and the final one."""
+        return LowestIterate(tensors)
 
 
 @dataclass(frozen=True)
@@ -132,14 +113,18 @@ class LowestFrom:
         if not 0 <= self.share <= 1:
             raise UsageError(f"keep.share must be between 0 and 1, got {self.share:g}.")
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> Keeper:
+    def start(self, tensors: Sequence[Tensor], iterations: int) -> LowestIterate:
         # The k-th of n iterates has the progress k / n, computed as the solver does: no rounding moves the border.
         skip = sum(k / iterations < self.share for k in range(iterations))
-        return _KeepLowest(tensors, skip)
+        return LowestIterate(tensors, skip)
 
 
-class _KeepLowest:
-    """Keeps the offer of lowest energy; the first few are not compared."""
+Keep = Last | Lowest | LowestFrom
+"""The rule that chooses the iterate that a solver returns."""
+
+
+class LowestIterate:
+    """The offered iterate of lowest energy; the first few are not compared."""
 
     def __init__(self, tensors: Sequence[Tensor], skip: int = 0) -> None:
         self.skipped_left = skip
@@ -154,6 +139,3 @@ class _KeepLowest:
         self.energy = torch.where(lower, energy.detach(), self.energy)
         for best, tensor in zip(self.best, tensors, strict=True):
             torch.where(lower, tensor.detach(), best, out=best)
-
-    def choose(self, energy: Tensor, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        return tuple(self.best), self.energy

@@ -12,10 +12,9 @@ values.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -146,12 +145,6 @@ BoundSummary = Callable[[Tensor], Tensor]
 """(epochs, n, c, h, w) -> (epochs, ...)"""
 
 
-class EpochSummary(Protocol):
-    """g: a summary of each epoch's images that does not depend on their order."""
-
-    def bind(self, binding: Binding) -> BoundSummary: ...
-
-
 @dataclass(frozen=True)
 class Mean:
     """The mean image."""
@@ -198,39 +191,38 @@ class ConvMax:
         return summarise
 
 
-class _EpochPrior(Term, ABC):
-    summary: EpochSummary
-
-    def bind(self, binding: Binding) -> BoundTerm:
-        summarise = self.summary.bind(binding)
-        return lambda at: self.spread(summarise(at.candidate.images))
-
-    @abstractmethod
-    def spread(self, values: Tensor) -> Tensor:
-        """Return the mean distance over all ordered pairs of epochs.  # (epochs, ...) -> ()"""
+EpochSummary = Mean | Max | ConvMean | ConvMax
+"""g: a summary of each epoch's images that does not depend on their order."""
 
 
 @dataclass(frozen=True)
-class SquaredEpochPrior(_EpochPrior):
+class SquaredEpochPrior(Term):
     """D the mean squared difference: 1/E^2 sum of (a - b)^2 over all pairs is twice the variance."""
 
     summary: EpochSummary = field(default_factory=Mean)
 
-    def spread(self, values: Tensor) -> Tensor:
-        return 2 * values.var(0, unbiased=False).mean()
+    def bind(self, binding: Binding) -> BoundTerm:
+        summarise = self.summary.bind(binding)
+        return lambda at: 2 * summarise(at.candidate.images).var(0, unbiased=False).mean()
 
 
 @dataclass(frozen=True)
-class AbsoluteEpochPrior(_EpochPrior):
+class AbsoluteEpochPrior(Term):
     """D the mean absolute difference: sum of |a - b| over all pairs is 2 sum_i (2i + 1 - E) a_(i), sorted."""
 
     summary: EpochSummary = field(default_factory=Mean)
 
-    def spread(self, values: Tensor) -> Tensor:
-        epochs = len(values)
-        rank = torch.arange(epochs, device=values.device, dtype=values.dtype)
-        weight = 2 * (2 * rank + 1 - epochs) / epochs**2
-        return (weight @ values.sort(0).values.flatten(1)).mean()
+    def bind(self, binding: Binding) -> BoundTerm:
+        summarise = self.summary.bind(binding)
+
+        def value(at: Evaluation) -> Tensor:
+            values = summarise(at.candidate.images)  # (epochs, ...)
+            epochs = len(values)
+            rank = torch.arange(epochs, device=values.device, dtype=values.dtype)
+            weight = 2 * (2 * rank + 1 - epochs) / epochs**2
+            return (weight @ values.sort(0).values.flatten(1)).mean()
+
+        return value
 
 
 def random_kernel(channels: int, seed: int, binding: Binding) -> Tensor:
