@@ -123,3 +123,12 @@ def test_an_audit_doubts_a_declared_epsilon_that_does_not_hold(tmp_path: Path) -
     for target in source.targets(lambda done, total: None):
         (found,) = [each for each in target.doubts if each.kind is Kind.EPSILON_NOT_AS_DECLARED]
         assert found.details["declared"] == 10.0
+
+
+def test_the_epsilon_of_adaptive_clipping_is_not_computed(tmp_path: Path) -> None:
+    adaptive = {"name": "flower_fixed_clipping", "options": {"clipping_norm": 0.1, "adaptive": True}}
+    folder = str(written(tmp_path / "b", [adaptive]))
+    said = CliRunner().invoke(cli, ["record-info", folder]).output
+    assert "Clipping is adaptive: its epsilon is not computed." in said
+    fixed = str(written(tmp_path / "c", [{"name": "flower_fixed_clipping", "options": {"clipping_norm": 0.1}}]))
+    assert "Clipping is adaptive" not in CliRunner().invoke(cli, ["record-info", fixed]).output

@@ -140,6 +140,8 @@ def _audit_lines(info: BundleInfo) -> Iterator[str]:
         yield "Epsilon:"
         for claim, clients in _group((epsilon.claim, epsilon.client) for epsilon in info.epsilons):
             yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {claim}"
+    if info.adaptive:
+        yield "Clipping is adaptive: its epsilon is not computed."
     if info.problem:
         yield info.problem
         return

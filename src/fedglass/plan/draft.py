@@ -35,7 +35,7 @@ from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
-from fedglass.recordings.epsilons import RecordedEpsilon, recorded_epsilons
+from fedglass.recordings.epsilons import RecordedEpsilon, adapts_clipping, recorded_epsilons
 from fedglass.recordings.format import preferred
 from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
@@ -270,6 +270,8 @@ class BundleInfo:
     """By attack, the facts that it needs and the bundle does not have."""
     epsilons: tuple[RecordedEpsilon, ...] = ()
     """The epsilons that the bundle declares or counts, next to the real ones."""
+    adaptive: bool = False
+    """Whether clipping is adaptive, of which no epsilon is computed."""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -287,7 +289,8 @@ def inspect_bundle(bundle: Bundle) -> BundleInfo:
     problem = problem or input_problem(bundle)
     contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
-    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing, tuple(recorded_epsilons(bundle)))
+    epsilons, adaptive = tuple(recorded_epsilons(bundle)), adapts_clipping(bundle)
+    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing, epsilons, adaptive)
 
 
 def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:

@@ -25,6 +25,9 @@ SPENT = "x-privacy-spent"
 ACCOUNTED = "FixedClipping"
 """Strategies of Flower whose accountant counts Gaussian releases of one noise multiplier, without sampling."""
 
+ADAPTIVE = "AdaptiveClipping"
+"""Part of the names of Flower's strategies that adapt the norm."""
+
 
 @dataclass(frozen=True)
 class RecordedEpsilon:
@@ -95,6 +98,14 @@ def _of_accountant(bundle: Bundle) -> Iterator[EpsilonClaim]:
         claim = EpsilonClaim("Flower's accountant", epsilon, real, delta, releases, why)
     if claim is not None:
         yield claim
+
+
+def adapts_clipping(bundle: Bundle) -> bool:
+    """Return whether the norm of clipping follows the data, by a client's defence or by the rule of the server."""
+    facts = [bundle.facts, *(sheet(round_.facts) for round_ in bundle.rounds.values())]
+    facts += [bundle.facts_of(client, index) for index in bundle.rounds for client in bundle.clients]
+    parts = [part for of in facts for part in (*preferred(of, "defences", ()), preferred(of, "rule")) if part]
+    return any(ADAPTIVE in part["name"] or (part.get("options") or {}).get("adaptive") is True for part in parts)
 
 
 def exceeded_by_client(bundle: Bundle) -> dict[str, tuple[EpsilonClaim, ...]]:
