@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedglass.audit.filter_doubts import scalars_without_noise
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
@@ -40,11 +41,9 @@ from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.core.text import some
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.filters import FlowerLocalDP
-from fedglass.defend.noise_model import NoBound, NoiseModel, Samples, named_parts, noise_model
+from fedglass.defend.noise_model import NoBound, NoiseModel, Samples, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
@@ -136,7 +135,6 @@ WHY = {
     "steps": "Noise in several local steps without clipping has no bound.",
     "place": "The data decide which entries it sends, so that only its own accounting bounds it.",
     "adaptive": "The server adapts its norm to the data, so epsilon is not computed.",
-    "scalars": "It leaves 0-d parameters ({names}) without clipping and noise.",
     "": "",
 }
 
@@ -333,7 +331,7 @@ def _samples(client: ClientClaim, rate: float) -> Samples:
 def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
     """Return the bound by the claim alone, without the data: clipping and noise, or DP-SGD."""
     models = [noise_model(client.protection, client.training, client.stated_count) for client in claim.clients]
-    refused = _refusal(models) or _scalars_without_noise(claim)
+    refused = _refusal(models) or scalars_without_noise(claim)
     if refused is not None:
         return refused
     noisy = [model for model in models if isinstance(model, NoiseModel)]
@@ -355,21 +353,11 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
     return doubt(Kind.NO_NOISE) if refused else None
 
 
-def _scalars_without_noise(claim: Claim) -> Doubt | None:
-    """Return that Flower's noise leaves out the 0-d parameters of this network; None where it has none."""
-    scalars = [name for name, tensor in claim.before.items() if tensor.dim() == 0]
-    filters = (part for client in claim.private for part in named_parts(client.protection.release))
-    noise = next((part for part in filters if isinstance(part, FlowerLocalDP)), None)
-    if noise is None or not scalars:
-        return None
-    return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=WHY["scalars"].format(names=some(scalars)))
-
-
 def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     """Return the bound of one round's message."""
     counts = [len(client.labels) for client in claim.private]
     models = noise_models(claim.private)
-    refused = _refusal(models) or _scalars_without_noise(claim)
+    refused = _refusal(models) or scalars_without_noise(claim)
     if refused is not None and not (refused.kind is Kind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
         if refused.kind is Kind.NO_NOISE and tells_nothing(claim, pool):
             return MessageBound((0.0,) * sum(counts), identical=True)
