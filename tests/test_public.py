@@ -84,4 +84,4 @@ def test_a_type_checker_sees_the_pages_and_the_real_classes(tmp_path: Path) -> N
     assert len(notes) == len(revealed) + 2
     assert not [note for note in notes if note in ("Any", "builtins.object")]
     assert "fedglass.api.Audit" in notes
-    assert "fedglass.audit.audit.Result" in notes
+    assert "fedglass.audit.audit.AuditResult" in notes

@@ -43,19 +43,18 @@ def reference() -> str:
 
 
 def _tables(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the plan itself, then each of its tables once, in the order of the schema."""
+    """Yield the plan itself, then each of its tables once with all of its places, in the order of the schema."""
     yield "At the top", schema
-    listed: set[str] = set()
+    places: dict[str, list[str]] = {}
     waiting = [(name, path) for path, value in schema["properties"].items() for name in _refs(value)]
     while waiting:
         name, path = waiting.pop(0)
-        if name in listed:
-            continue
-        listed.add(name)
-        table = schema["$defs"][name]
-        yield f"`[{path}]`", table
-        below = [(ref, f"{path}.{key}") for key, value in table["properties"].items() for ref in _refs(value)]
-        waiting = below + waiting
+        if name not in places:
+            fields = schema["$defs"][name]["properties"]
+            waiting = [(ref, f"{path}.{key}") for key, value in fields.items() for ref in _refs(value)] + waiting
+        places.setdefault(name, []).append(f"`[{path}]`")
+    for name, paths in places.items():
+        yield ", ".join(dict.fromkeys(paths)), schema["$defs"][name]
 
 
 def _rows(table: Schema) -> Iterator[str]:
@@ -86,7 +85,7 @@ def _kind(value: Schema) -> str:
     if "const" in value or "enum" in value:
         return " or ".join(f"`{json.dumps(choice)}`" for choice in value.get("enum", [value.get("const")]))
     if "$ref" in value or "allOf" in value:
-        return "a table, below"
+        return "a table"
     if value.get("type") == "array":
         many = f"{value['minItems']} of: " if value.get("minItems") == value.get("maxItems", -1) else "list of: "
         return many + _kind(value.get("items", {}))

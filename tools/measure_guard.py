@@ -129,7 +129,7 @@ def line(kind: Kind, out: Outbound, spent: float) -> dict[str, Any]:
     if not kind.what:
         seen = out.observation()
         found = one_run(independent(kind), Target(seen, out.truth()), Gate(), 1, Clock(1e6))
-        told |= {"recovered": any(found.recovered)}
+        told |= {"recovered": any(Gate().hits(found.scores))}
     for name, options in (("guard", {}), ("attack alone", {"false_alarms": 0.0})):
         if options and told["guard"]["reasons"] != ["singled out"]:
             told[name] = told["guard"]  # it came to the same attack, or did not get that far

@@ -15,7 +15,7 @@ import torch
 from fedglass.data.builtin import glyphs
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS
 from fedglass.diffusion.training import TrainingOptions
-from fedglass.train.image_models import DiffusionOptions, train_diffusion
+from fedglass.train.image_models import train_diffusion
 
 SEED = 771_001
 WRITERS = 400
@@ -23,18 +23,16 @@ STEPS = 2500
 PACKAGED = Path(__file__).resolve().parents[1] / "src/fedglass/diffusion/embedded/glyphs"
 
 
-class Lines:
-    """A line on stderr now and then."""
-
-    def moved(self, step: int, share: float, loss: float) -> None:
-        if step % 100 == 0:
-            sys.stderr.write(f"step {step} of {STEPS}: loss {loss:.4f}\n")
+def write_line(step: int, share: float, loss: float) -> None:
+    """Write a line on stderr now and then."""
+    if step % 100 == 0:
+        sys.stderr.write(f"step {step} of {STEPS}: loss {loss:.4f}\n")
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)  # the sums of other numbers of threads are rounded otherwise
     data = glyphs(writers=WRITERS, seed=SEED)
-    train_diffusion(data, DiffusionOptions(TrainingOptions(steps=STEPS, seed=SEED), "ddpm", "small"), folder, Lines())
+    train_diffusion(data, TrainingOptions(steps=STEPS, seed=SEED), folder, write_line)
     for name in (CONFIG, SCHEDULER, WEIGHTS):
         (PACKAGED / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, PACKAGED / name)

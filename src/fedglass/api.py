@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.audit.audit import Job, Result, rehearse, run
+from fedglass.audit.audit import AuditResult, Job, rehearse, run
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play_case
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Source
+from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.execution.executor import Executor
@@ -64,7 +63,7 @@ class Audit:
         attacks, metrics = composed(self.attacks), tuple(self.metrics)
         self._job = Job([source], attacks, metrics, self.gate, self.repeats, self.seed)
         rehearse([source], attacks)
-        self._result: Result | None = None
+        self._result: AuditResult | None = None
 
     def _source(self) -> Source:
         public = None if self.public is None else Public.given(self.public.images, self.public.labels)
@@ -80,7 +79,7 @@ class Audit:
         device: str = "cpu",
         progress: AuditProgress | None = None,
         executor: Executor | None = None,
-    ) -> Result:
+    ) -> AuditResult:
         """Run all cases that have no result yet, and write the report into the directory.
 
         With more than one worker, put the calling script under `if __name__ == "__main__":`. An `executor` of your own
@@ -107,7 +106,7 @@ def audit_plan(
     device: str = "cpu",
     progress: AuditProgress | None = None,
     executor: Executor | None = None,
-) -> Result:
+) -> AuditResult:
     """Audit what a plan file describes, as `fedglass audit` does."""
     job, place = read_job(Path(plan)), Path(directory)
     return run_and_report(job, place, workers=workers, device=device, progress=progress, executor=executor)
@@ -121,7 +120,7 @@ def run_and_report(
     device: str,
     progress: AuditProgress | None,
     executor: Executor | None = None,
-) -> Result:
+) -> AuditResult:
     """Run a job, and write its page next to its records."""
     if workers > 1 and executor is None:
         start_fork_server(play_case.__module__)  # imports while the clients train

@@ -113,9 +113,9 @@ from fedglass.core.facts import Fact
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unknown, Whitening
 from fedglass.diffusion.autoencoders import ThreeLayers
-from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Enlarged, Noise
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Enlarged, Noise, RestorationChain
 from fedglass.diffusion.denoiser import Denoiser
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 from fedglass.federation.views import Knows
 from fedglass.models.init import PyTorchDefault
 
@@ -165,7 +165,7 @@ class UntrainedDecoder:
         return network
 
 
-DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, Chain, BlockMean, Bicubic, Enlarged, Noise)
+DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, RestorationChain, BlockMean, Bicubic, Enlarged, Noise)
 """What a refinement by a diffusion model is made of, and a decoder."""
 LABELS = [
     SignRule(),
@@ -267,8 +267,8 @@ MERGES = [MatchAndAverage(), FirstEpoch()]
 REFINEMENTS = [
     MedianFilter(),
     MedianFilter(size=3),
-    DDRM(FlatModel(), BlockMean(2), chain=Chain(steps=3)),
-    DDRM(FlatModel(), Bicubic(4), 0.0, Chain(2, eta=0.5, eta_b=0.9)),
+    DDRM(FlatModel(), BlockMean(2), chain=RestorationChain(steps=3)),
+    DDRM(FlatModel(), Bicubic(4), 0.0, RestorationChain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
     MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, Flattening(over=1)), steps=2),

@@ -103,7 +103,7 @@ def test_the_earliest_round_stands_for_all(toy: Any) -> None:
     view = Together((ServerView(0, 4), ServerView(0, 1), ServerView(0, 2)))
     assert view.rounds() == (4, 2, 1)
     assert view.describe().endswith("and the same of rounds 2, 3, 5 together")
-    assert view.label().name == "server, client 0, 3 rounds together"
+    assert view.label()[1] == "server, client 0, 3 rounds together"
 
 
 def test_what_can_not_be_looked_at_together_is_said(toy: Any) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.cases import Case, NoProgress
+from fedglass.audit.cases import Case, QuietProgress
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
@@ -29,7 +29,7 @@ from fedglass.fl.release import Outgoing
 from fedglass.recipes import recipe
 from fedglass.report.html import audit_page
 from fedglass.verdict.directory import RECORDS, RecordFile
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
@@ -38,7 +38,7 @@ from fedglass.verdict.records import Record
 Make = Callable[..., Job]
 
 
-class Log(NoProgress):
+class Log(QuietProgress):
     """Remembers which cases ran."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
     job = make_job(views=(ServerView(0),), knows=Knows(labels=True), attacks=attacks)
     told, dlg = run(job, tmp_path).searches
     assert told.oracle
-    assert Kind.ORACLE_USED in [each.kind for each in told.doubts]
+    assert DoubtKind.ORACLE_USED in [each.kind for each in told.doubts]
     assert told.knows["labels"].oracle
     assert not dlg.oracle
     assert dlg.knows["labels"].text == "not known"
@@ -220,7 +220,7 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
 def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
 
-    class Tell(NoProgress):
+    class Tell(QuietProgress):
         def planned(self, cases: int, done: int) -> None:
             events.append(("planned", cases, done))
 

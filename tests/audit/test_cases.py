@@ -93,7 +93,7 @@ def test_attacks_start_from_the_same_seed_and_repeats_do_not(make_job: Make) -> 
 
 def test_the_version_counts(make_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = set(keys(make_job()))
-    monkeypatch.setattr("fedglass.audit.cases.__version__", "0.0.0")
+    monkeypatch.setattr("fedglass.audit.audit.__version__", "0.0.0")
     assert not mine & set(keys(make_job()))
 
 

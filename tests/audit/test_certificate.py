@@ -32,7 +32,7 @@ from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
 from fedglass.federation.truth import Examples
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
-from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.records import MOST_MU, Certificate
 
 PLAIN = Whitening((0.0,), (1.0,))
@@ -227,7 +227,7 @@ def test_a_message_that_is_the_same_whatever_the_record_is_tells_nothing() -> No
     for open_one in (replace(blind, model=network(), before=weights_of(network())), blind):
         refused = bound_of([open_one], pool(330) if open_one is not blind else pool(200))  # too few candidates
         assert isinstance(refused, Doubt)
-        assert refused.kind is Kind.NO_NOISE
+        assert refused.kind is DoubtKind.NO_NOISE
     other = {name: tensor + 1e-7 for name, tensor in weights_of(model).items()}
     assert isinstance(bound_of([replace(blind, update=other)], pool(330)), Doubt)
 
@@ -292,7 +292,7 @@ def test_an_adversarys_own_noise_hides_nothing() -> None:
     assert peer.mu == pytest.approx(bound(claim(GaussianNoise(0.3))).mu)
     lone = bound_of([claim(AsIs(), GaussianNoise(9.0), own=1)])
     assert isinstance(lone, Doubt)
-    assert lone.kind is Kind.NO_NOISE
+    assert lone.kind is DoubtKind.NO_NOISE
 
 
 def test_another_rule_tells_no_more_than_the_message() -> None:

@@ -23,7 +23,7 @@ from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.release import Chain, Protection
-from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.records import Certificate
 
 STD = 0.02
@@ -130,7 +130,7 @@ def test_noise_that_leaves_out_public_directions_is_refuted(directions: int) -> 
     rows = [gradient(model, examples.images[i : i + 1], examples.labels[i : i + 1]) for i in range(250)]
     spanned = torch.linalg.svd(torch.stack(rows), full_matrices=False).Vh[:directions]
     (found,) = message_doubts(recorded(without(spanned)))
-    assert found.kind is Kind.NOISE_REFUTED
+    assert found.kind is DoubtKind.NOISE_REFUTED
     assert "principal directions" in found.details["tests"]  # type: ignore[operator]
 
 
@@ -139,7 +139,7 @@ def test_noise_that_leaves_out_a_record_is_refuted() -> None:
     own, model, width = client(), network(4).double(), 4
     whole, rest = (gradient(model, own.images[i:].double(), own.labels[i:]) for i in (0, 1))
     (found,) = message_doubts(recorded(without(F.normalize(whole - rest, dim=0)[None]), width=width))
-    assert found.kind is Kind.NOISE_REFUTED
+    assert found.kind is DoubtKind.NOISE_REFUTED
     assert found.details["tests"] == ["signal directions"]
 
 
@@ -148,7 +148,7 @@ def test_noise_below_the_rounding_of_the_message_is_not_testable() -> None:
     assert message_doubts(fine) == []
     coarse = recorded(lambda like: gaussian(like) / 20_000, torch.bfloat16, std=STD / 20_000)
     certificate, (found, *_) = checked(coarse)
-    assert found.kind is Kind.NOISE_NOT_TESTABLE
+    assert found.kind is DoubtKind.NOISE_NOT_TESTABLE
     assert "rounded more coarsely" in str(found.details["why"])
     assert certificate is not None
     assert certificate.assumptions["noise"] == "declared"
@@ -162,7 +162,7 @@ def test_rounds_that_are_planned_are_told() -> None:
     held, doubts = checked(simulated(3, release=GaussianNoise(0.1)))
     assert held is not None
     assert (held.planned, held.success_planned) == (3, None)
-    assert [each.kind for each in doubts] == [Kind.MORE_ROUNDS]
+    assert [each.kind for each in doubts] == [DoubtKind.MORE_ROUNDS]
 
 
 def test_dp_sgd_over_all_rounds_is_told_too() -> None:
@@ -194,12 +194,12 @@ def test_without_a_certificate_something_says_why() -> None:
     assert open_one.claim is not None
     unnamed, dishonest = replace(open_one.claim, unnamed_defence=True), replace(open_one.claim, honest=False)
     cases = {
-        Kind.NO_NOISE: open_one,
-        Kind.NOT_REPLAYED: replace(open_one, claim=None),
-        Kind.ZERO_UPDATE: with_update(open_one, 0.0),
-        Kind.NON_FINITE_UPDATE: with_update(open_one, float("nan")),
-        Kind.NO_TRUTH: replace(open_one, truth=None, claim=unnamed),
-        Kind.DEFENCE_NOT_BOUNDED: replace(open_one, claim=dishonest),
+        DoubtKind.NO_NOISE: open_one,
+        DoubtKind.NOT_REPLAYED: replace(open_one, claim=None),
+        DoubtKind.ZERO_UPDATE: with_update(open_one, 0.0),
+        DoubtKind.NON_FINITE_UPDATE: with_update(open_one, float("nan")),
+        DoubtKind.NO_TRUTH: replace(open_one, truth=None, claim=unnamed),
+        DoubtKind.DEFENCE_NOT_BOUNDED: replace(open_one, claim=dishonest),
     }
     for kind, target in cases.items():
         certificate, doubts = checked(target)

@@ -11,7 +11,7 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.audit import Job
-from fedglass.audit.cases import Case, NoProgress, ProbeResult
+from fedglass.audit.cases import Case, ProbeResult, QuietProgress
 from fedglass.audit.play import Work, play_unfinished, unfinished_cases
 from fedglass.audit.target import Target
 from fedglass.core.errors import AuditError
@@ -51,9 +51,9 @@ def played(
     cases: Sequence[Case[str]], directory: Path, made: dict[str, Target | None], executor: Executor
 ) -> dict[str, Record]:
     def prepared(todo: Sequence[Case[str]]) -> list[Work]:
-        return [Work(each, Later(made[each.subject]), torch.device("cpu")) for each in todo]
+        return [Work(each, Later(made[each.subject]).target, torch.device("cpu")) for each in todo]
 
-    play_unfinished(cases, directory, executor, prepared, NoProgress())
+    play_unfinished(cases, directory, executor, prepared, QuietProgress())
     return {record.key: record for record in RecordFile(directory / RECORDS).read()}
 
 

@@ -10,7 +10,6 @@ import torch
 
 from fedglass.audit.assessment import (
     IMAGINED,
-    ScoringContext,
     assess,
     best_guess,
     guessed_public,
@@ -52,18 +51,19 @@ def test_class_means_beat_flat_guesses_on_characters(make_federation: Make) -> N
         best_guess(target.observation, truth, labels, ("psnr",), rest)
         for labels in (private.labels, private.labels.flip(0))
     ]
-    flat = best_guess(target.observation, truth, private.labels, ("psnr",), None)
-    assert best[0].values == best[1].values
-    assert best[0].names["psnr"].count(CLASS_MEANS) >= 2
-    assert sum(best[0].values["psnr"]) > sum(flat.values["psnr"]) + 3
+    flat, _ = best_guess(target.observation, truth, private.labels, ("psnr",), None)
+    (values, names), (values_flipped, _) = best
+    assert values == values_flipped
+    assert names["psnr"].count(CLASS_MEANS) >= 2
+    assert sum(values["psnr"]) > sum(flat["psnr"]) + 3
 
 
 def test_labels_that_no_public_image_has_are_guessed_by_the_mean(make_federation: Make) -> None:
     target = seen_by(ServerView(), make_federation(examples=2))
     assert target.truth is not None
     public = Public.of(torch.rand(4, 1, 12, 12), torch.tensor([0, 0, 1, 1]))
-    named = {g.name: g.images for g in guesses(target.observation, target.truth, torch.tensor([1, 7]), public)}
-    assert torch.equal(named[CLASS_MEANS], torch.stack([public.of_class[1], public.mean]))
+    named = guesses(target.observation, target.truth, torch.tensor([1, 7]), public)
+    assert torch.equal(named[CLASS_MEANS][0], torch.stack([public.of_class[1], public.mean]))
 
 
 def test_a_peers_class_means_may_show_its_own_examples_too(make_federation: Make) -> None:
@@ -71,9 +71,9 @@ def test_a_peers_class_means_may_show_its_own_examples_too(make_federation: Make
     assert target.truth is not None
     # Means of four classes, each of which is one of the four images behind the message.
     public = Public.of(target.truth.images, torch.arange(4))
-    best = best_guess(target.observation, target.truth, torch.tensor([3, 1, 0, 2]), ("psnr",), public)
-    assert set(best.names["psnr"]) == {CLASS_MEANS}
-    assert len(best.values["psnr"]) == 2
+    values, names = best_guess(target.observation, target.truth, torch.tensor([3, 1, 0, 2]), ("psnr",), public)
+    assert set(names["psnr"]) == {CLASS_MEANS}
+    assert len(values["psnr"]) == 2
 
 
 def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -> None:
@@ -85,8 +85,7 @@ def test_what_public_data_show_as_well_is_not_recovered(make_federation: Make) -
     shown: Reconstruction = replace(run, images=(truth.images + 0.03).clamp(0, 1))
 
     def guessed(public: Public | None) -> int:
-        asked = ScoringContext(attack, replace(target, public=public), truth, shown, ("psnr",), 0)
-        return Gate().guessed(assess(asked).scores)
+        return Gate().guessed(assess(attack, replace(target, public=public), shown, ("psnr",), 0).scores)
 
     assert guessed(None) == 0
     assert guessed(Public.of(truth.images, truth.labels)) == 1
@@ -102,8 +101,7 @@ def test_a_peer_that_shows_what_can_be_guessed_is_flagged_by_any_gate(make_feder
     shown: Reconstruction = replace(attack.run(target.observation), images=near)
 
     def guessed(public: Public | None) -> int:
-        asked = ScoringContext(attack, replace(target, public=public), truth, shown, ("psnr", "rmse"), 0)
-        return gate.guessed(assess(asked).scores)
+        return gate.guessed(assess(attack, replace(target, public=public), shown, ("psnr", "rmse"), 0).scores)
 
     assert guessed(None) == 0
     assert guessed(Public.of(truth.images, torch.arange(len(truth.images)))) > 0
@@ -136,13 +134,11 @@ def test_an_image_that_random_codes_draw_as_well_is_not_recovered(make_federatio
     target = seen_by(PeerView(0), make_federation(clients=2, examples=2))
     assert target.truth is not None
     attack = recipe("maliciously_curious_client_published", iterations=1)
-    (drawn,) = (
-        g for g in guesses(target.observation, target.truth, target.truth.labels, attack=attack) if g.name == IMAGINED
-    )
-    truth = replace(target.truth, images=drawn.images)  # as if the private images were what the decoder draws anyway
-    shown: Reconstruction = replace(attack.run(target.observation), images=drawn.images)
+    drawn, _ = guesses(target.observation, target.truth, target.truth.labels, attack=attack)[IMAGINED]
+    truth = replace(target.truth, images=drawn)  # as if the private images were what the decoder draws anyway
+    shown: Reconstruction = replace(attack.run(target.observation), images=drawn)
     gate = Gate("rmse", 0.1)
-    scores = assess(ScoringContext(attack, target, truth, shown, ("rmse",), 0)).scores
+    scores = assess(attack, replace(target, truth=truth), shown, ("rmse",), 0).scores
     assert gate.guessed(scores) > 0
     assert not any(gate.hits(scores))
 

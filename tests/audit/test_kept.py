@@ -24,7 +24,7 @@ def records(make_job: Callable[..., Job], make_federation: Callable[..., Federat
     attack = recipe("maliciously_curious_client", labels=OracleLabels(), rule=rule, iterations=20)
     job = make_job((PeerView(0),), Knows(labels=True, kept=False), federation, attacks={"it": attack})  # type: ignore[arg-type]
     target = job.sources[0].targets(lambda done, total: None)[0]
-    return play_case(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None).record
+    return play_case(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None)[0]
 
 
 def test_the_record_says_whom_the_attack_supposes(

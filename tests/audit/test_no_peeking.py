@@ -11,7 +11,7 @@ import torch
 
 from fedglass.attack.needs import needs_of
 from fedglass.audit.audit import Job
-from fedglass.audit.play import PlayedCase, Work, play_case
+from fedglass.audit.play import Work, play_case
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.registry import built_in
@@ -21,12 +21,13 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.recipes import recipe
-from fedglass.verdict.directory import Reconstructed
+from fedglass.verdict.directory import Evidence, Reconstructed
+from fedglass.verdict.records import Record
 
 LABELS = torch.tensor([3, 3])
 
 
-def played(job: Job, target: Target) -> PlayedCase:
+def played(job: Job, target: Target) -> tuple[Record, Evidence | None]:
     return play_case(Work(job.cases[-1], target, torch.device("cpu")), lambda done, total: None)
 
 
@@ -45,8 +46,8 @@ def test_replacing_the_truth_after_the_round_changes_no_bit(
     views = {"views": (PeerView(0),)} if peers else {}
     job = make_job(federation=trained, knows=knows, attacks={name: attack}, **views)
     target = job.sources[0].targets(lambda done, total: None)[0]
-    honest = played(job, target)
-    assert isinstance(honest.evidence, Reconstructed), honest.record.error
+    honest_record, honest = played(job, target)
+    assert isinstance(honest, Reconstructed), honest_record.error
 
     for client in trained.clients[peers:]:  # the private data themselves, after the round
         client.images.fill_(0.25)
@@ -55,10 +56,10 @@ def test_replacing_the_truth_after_the_round_changes_no_bit(
     own = trained.clients[:peers]
     images, labels = torch.cat([false, *(c.images for c in own)]), torch.cat([LABELS, *(c.labels for c in own)])
     lie = Truth(images, labels, ("x",), own=2 * peers)
-    fooled = played(job, Target(target.observation, lie))
-    assert isinstance(fooled.evidence, Reconstructed)
-    assert np.array_equal(honest.evidence.images, fooled.evidence.images, equal_nan=True)
-    assert np.array_equal(honest.evidence.recovered_labels, fooled.evidence.recovered_labels)
-    assert honest.record.energy == fooled.record.energy
-    assert honest.record.trace == fooled.record.trace
-    assert honest.record.metrics["psnr"] != fooled.record.metrics["psnr"]
+    fooled_record, fooled = played(job, Target(target.observation, lie))
+    assert isinstance(fooled, Reconstructed)
+    assert np.array_equal(honest.images, fooled.images, equal_nan=True)
+    assert np.array_equal(honest.recovered_labels, fooled.recovered_labels)
+    assert honest_record.energy == fooled_record.energy
+    assert honest_record.trace == fooled_record.trace
+    assert honest_record.metrics["psnr"] != fooled_record.metrics["psnr"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.audit.audit import GAME, Job, Result, run
+from fedglass.audit.audit import GAME, AuditResult, Job, run
 from fedglass.audit.public import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.types import Training, Whitening
@@ -17,7 +17,7 @@ from fedglass.defend.noise import GaussianNoise
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.release import AsIs, Release
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Game, Record
 
@@ -32,7 +32,7 @@ def characters() -> tuple[torch.Tensor, torch.Tensor]:
 
 def played(
     characters: tuple[torch.Tensor, torch.Tensor], place: Path, candidates: int = 2800, release: Release | None = None
-) -> Result:
+) -> AuditResult:
     images, labels = characters
     torch.manual_seed(0)
     body = (nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
@@ -44,7 +44,7 @@ def played(
     return run(Job([source], {}, ("psnr",)), place)
 
 
-def game_of(result: Result) -> Record:
+def game_of(result: AuditResult) -> Record:
     (record,) = (record for record in result.records if record.attack == GAME)
     return record
 
@@ -81,12 +81,12 @@ def test_without_candidates_it_is_not_played(characters: tuple[torch.Tensor, tor
     result = played(characters, tmp_path, candidates=15)
     record = game_of(result)
     assert record.game is None
-    assert [each.kind for each in record.doubts] == [Kind.NO_CANDIDATES]
+    assert [each.kind for each in record.doubts] == [DoubtKind.NO_CANDIDATES]
     assert result.verdict.state == "inconclusive"
 
 
 def test_few_candidates_decide_nothing(characters: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
     result = played(characters, tmp_path, candidates=400)
-    assert Kind.FEW_CANDIDATES in [each.kind for each in game_of(result).doubts]
+    assert DoubtKind.FEW_CANDIDATES in [each.kind for each in game_of(result).doubts]
     assert game_of(result).game is not None
     assert result.verdict.state == "inconclusive"

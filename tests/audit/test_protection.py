@@ -71,7 +71,7 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     assert "Client 0: No defence." in all_three.defences
     assert peer.defences is not None
     assert not any("Clip" in line for line in peer.defences)
-    lines = [line for section in Simulated(federation).threat() for line in section.lines]
+    lines = [line for _, lines in Simulated(federation).threat() for line in lines]
     assert "Client 0: No defence." in lines
     assert "Client 1: Defended by Clip(norm=1.0)." in lines
 

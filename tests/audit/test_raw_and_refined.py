@@ -140,9 +140,9 @@ def test_without_a_truth_the_raw_images_are_kept_too(make_job: Make, tmp_path: P
     job = make_job(views=VIEW, attacks={"black": attack((Black(),))})
     target = job.sources[0].targets(lambda done, total: None)[0]
     work = Work(job.cases[-1], replace(target, truth=None), torch.device("cpu"))
-    outcome = play_case(work, lambda done, total: None)
-    assert outcome.evidence is not None
-    record = outcome.evidence.save(tmp_path, outcome.record)
+    record, evidence = play_case(work, lambda done, total: None)
+    assert evidence is not None
+    record = evidence.save(tmp_path, record)
     assert record.metrics_raw == {}
     assert record.energy_refined is not None
     for kind in ("pictures_raw", "films"):

@@ -26,7 +26,7 @@ from fedglass.federation.views import AggregateView, Knows, ServerView, View
 from fedglass.models.catalogue import build
 from fedglass.models.init import Uniform
 from fedglass.recipes import recipe
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.records import Record
 
 Make = Callable[..., Federation]
@@ -101,16 +101,16 @@ def test_what_cannot_be_run_again_is_named(make_federation: Make) -> None:
     simulated = Simulated(make_federation(clients=2, examples=2), views=(AggregateView(),))
     said, truths = simulated.transcript(), simulated.truths()
 
-    def kinds(**terms: Any) -> list[Kind]:
+    def kinds(**terms: Any) -> list[DoubtKind]:
         (target,) = Recorded(replace(said, terms=replace(said.terms, **terms)), truths, simulated.views).targets(
             lambda done, total: None
         )
         return [each.kind for each in (*target.doubts, *message_doubts(target))]
 
     assert kinds() == []
-    assert kinds(rule="Krum(byzantine=1)") == [Kind.NOT_REPLAYED]
-    assert kinds(behaviours=("client 1 flips the sign of its update.",)) == [Kind.NOT_REPLAYED]
-    assert kinds(defences={"client 0": ("Defended by something.",)}) == [Kind.DEFENCE_NOT_NAMED]
+    assert kinds(rule="Krum(byzantine=1)") == [DoubtKind.NOT_REPLAYED]
+    assert kinds(behaviours=("client 1 flips the sign of its update.",)) == [DoubtKind.NOT_REPLAYED]
+    assert kinds(defences={"client 0": ("Defended by something.",)}) == [DoubtKind.DEFENCE_NOT_NAMED]
 
 
 def test_without_truths_there_is_no_score(make_federation: Make, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_without_truths_there_is_no_score(make_federation: Make, tmp_path: Path)
     result = audit.run(tmp_path)
     assert result.verdict.exit_code == 3
     (record,) = result.searches
-    assert [each.kind for each in record.doubts] == [Kind.NO_TRUTH]
+    assert [each.kind for each in record.doubts] == [DoubtKind.NO_TRUTH]
     assert record.defences is None
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
 from fedglass.attack.needs import needs_of
-from fedglass.audit.audit import Job, rehearse, run
+from fedglass.audit.audit import Job, rehearse, run, threat_model
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -73,6 +73,16 @@ def test_an_aggregate_of_unequal_clients_has_no_epoch_in_common(attack: str, mak
         rehearse([Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))], chosen)
     advised: dict[str, AnyAttack] = {name: recipe(name) for name in ("sme", "inverting_gradients")}
     rehearse([Simulated(unequal(make_federation, 3, 1), views=(AggregateView(),))], advised)
+
+
+def test_a_check_rehearses_each_view_once(make_federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    see, seen = ServerView.see, list[ServerView]()
+    monkeypatch.setattr(ServerView, "see", lambda view, *facts: (seen.append(view), see(view, *facts))[1])
+    source = Simulated(unequal(make_federation, 3, 1), views=(ServerView(0), ServerView(1)))
+    attacks = {"dlg": recipe("dlg")}
+    rehearse([source], attacks)
+    threat_model(Job([source], attacks))
+    assert seen == [ServerView(0), ServerView(1)]
 
 
 def test_a_rehearsal_shows_what_will_be_seen_but_for_the_message(make_federation: Make) -> None:

@@ -20,7 +20,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.thresholds import MOST_UNDECIDED
 from fedglass.core.types import BatchNorm, Knowledge, Observation, Training, Whitening
 from fedglass.federation.truth import Examples
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 
 WHITENING = Whitening((0.4,), (0.3,))
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -111,7 +111,7 @@ def test_another_training_is_found(said: Callable[[], Claim]) -> None:
     assert found is not None
     assert not found.explained
     assert found.undecided <= MOST_UNDECIDED
-    assert kinds(said()) == [Kind.NOT_AS_DECLARED]
+    assert kinds(said()) == [DoubtKind.NOT_AS_DECLARED]
 
 
 def test_what_explains_the_message_in_its_place_is_found_but_for_rounding() -> None:
@@ -143,16 +143,16 @@ def test_where_rounding_decides_much_of_it_nothing_can_be_told() -> None:
     assert not found.explained
     assert found.undecided > MOST_UNDECIDED
     assert found.proves_nothing
-    assert kinds(said) == [Kind.NOT_REPLAYED]
+    assert kinds(said) == [DoubtKind.NOT_REPLAYED]
     assert "rounding decides" in found.text
 
 
 def test_what_rounding_does_not_decide_is_still_compared_there() -> None:
-    assert kinds(declared(model=channels, lr=0.02)) == [Kind.NOT_AS_DECLARED]
-    assert kinds(declared(model=channels, images=OTHERS)) == [Kind.NOT_AS_DECLARED]
+    assert kinds(declared(model=channels, lr=0.02)) == [DoubtKind.NOT_AS_DECLARED]
+    assert kinds(declared(model=channels, images=OTHERS)) == [DoubtKind.NOT_AS_DECLARED]
 
 
-def kinds(said: Claim) -> list[Kind]:
+def kinds(said: Claim) -> list[DoubtKind]:
     knows = Knowledge(shape=(1, 8, 8), classes=5, examples=6, whitening=WHITENING)
     seen = Observation(said.model, said.before, said.buffers, said.update, knows)
     return [each.kind for each in message_doubts(Target(seen, None, claim=said))]

@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 
 from fedglass.attack.attack import Attack
-from fedglass.cli import init as template
-from fedglass.cli.listing import NAMED, UNREGISTERED, registered
+from fedglass.cli import plans as template
+from fedglass.cli.plans import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
 
 Run = Callable[..., Result]
@@ -153,7 +153,7 @@ def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.
     listed = fedglass("list", kind)
     assert listed.exit_code == 0
     found = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
-    assert all(f"{each.name}\n" in listed.output for each in found)
+    assert all(f"{each['name']}\n" in listed.output for each in found)
 
 
 def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:

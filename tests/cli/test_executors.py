@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from fedglass.cli.options import ExecutorOptions
-from fedglass.core.environment import cores
 from fedglass.core.errors import UsageError
+from fedglass.execution.fork_server import cores
 
 Run = Callable[..., Result]
 

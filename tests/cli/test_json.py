@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fedglass.cli import init as template
-from fedglass.cli.listing import NAMED
+from fedglass.cli import plans as template
+from fedglass.cli.plans import NAMED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "json.md"

@@ -125,9 +125,7 @@ def test_for_one_part_the_modules_of_the_others_are_left_alone() -> None:
     asked = "from fedglass.core.registry import find, origin_of\n"
     found = imported_by(asked + "find('attacks', 'dlg'), find('attacks', 'dlfa_published'), find('models', 'vit')")
     assert {"fedglass.recipes.dlg", "fedglass.recipes.dlfa", "fedglass.models.vit"} <= found
-    assert (
-        not {"fedglass.recipes.exact", "fedglass.recipes.coarse_to_fine_baselines", "fedglass.models.resnets"} & found
-    )
+    assert not {"fedglass.recipes.exact", "fedglass.recipes.coarse_to_fine_baselines", "fedglass.models.large"} & found
     # Nothing is called like this one: all modules are asked.
     assert "fedglass.recipes.coarse_to_fine_baselines" in imported_by(asked + "find('attacks', 'invg_scaled')")
 
@@ -140,7 +138,7 @@ def test_parts_of_one_file_stand_together_in_their_order() -> None:
 
 
 def test_a_kind_whose_package_is_not_there_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KINDS", {**KINDS, "moods": registry.Kind("mood", "fedglass.no_such")})
+    monkeypatch.setattr(registry, "KINDS", {**KINDS, "moods": registry.PartKind("mood", "fedglass.no_such")})
     assert built_in("moods") == {}
     assert entries("moods") == ()
     with pytest.raises(UsageError, match="Unknown mood 'good'"):

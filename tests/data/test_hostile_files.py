@@ -23,7 +23,7 @@ from PIL import Image
 from fedglass.core.errors import DataError
 from fedglass.data import files
 from fedglass.data.catalogue import load
-from fedglass.data.pickled import plain_values
+from fedglass.data.cifar import plain_values
 
 MIB = 1 << 20
 
@@ -149,7 +149,7 @@ def test_npz_with_pickles_is_refused(tmp_path: Path) -> None:
 def test_npz_bomb_and_missing_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = npz(tmp_path / "set.npz", npy(HEADER % ("|u1", "(2, 8192, 8192)"), bytes(128 * MIB)))
     assert file.stat().st_size < MIB
-    monkeypatch.setattr("fedglass.data.npz.MAX_BYTES", 100 * MIB)
+    monkeypatch.setattr("fedglass.data.readers.MAX_BYTES", 100 * MIB)
     refused(f"npz:{file}", "images unpacks to 134217.* bytes, at most 104857600")
     np.savez(file, pictures=np.zeros(3))
     refused(f"npz:{file}", "expected an array named 'images'.*found pictures: rename it")

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
+from fedglass.defend.accounting import Mechanism
 from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
-from fedglass.defend.noise_model import NoiseModel, Samples, noise_model
+from fedglass.defend.noise_model import NoiseModel, noise_model
 from fedglass.fl.local import Step
 from fedglass.fl.release import Protection
 
@@ -44,7 +45,7 @@ def test_only_samples_of_all_examples_gain() -> None:
     sliced = noise_model(shield, Training(lr=0.1, steps=10, batch_size=10), 50)
     assert isinstance(whole, NoiseModel)
     assert isinstance(sliced, NoiseModel)
-    assert (whole.samples, whole.per_round) == (Samples(0.1, 2.0, 9), 1.5)
+    assert (whole.samples, whole.per_round) == (Mechanism(2.0, 0.1, 9), 1.5)
     assert (sliced.samples, sliced.per_round) == (None, pytest.approx(2**0.5 / 2))
     assert not whole.additive
 

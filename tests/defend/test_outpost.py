@@ -13,7 +13,7 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.defend.outpost import Fisher, Outpost, OutputMean, SquaredGradient, risk
+from fedglass.defend.outpost import Outpost, OutputMean, SquaredGradient, risk
 from fedglass.fl.local import MeanGradient, Step, schedule, train
 
 
@@ -45,7 +45,9 @@ def slow_outpost(step: Step, part: Outpost, noise: torch.Generator) -> list[Tens
 
 @pytest.mark.parametrize("fisher", [SquaredGradient(), OutputMean()])
 @pytest.mark.parametrize(("pruned", "perturbed"), [(0.8, 0.4), (0.0, 1.0), (0.5, 0.1)])
-def test_it_is_the_definition(step: Step, fisher: Fisher, pruned: float, perturbed: float) -> None:
+def test_it_is_the_definition(
+    step: Step, fisher: SquaredGradient | OutputMean, pruned: float, perturbed: float
+) -> None:
     part = Outpost(noise=0.8, pruned=pruned, perturbed=perturbed, decay=0.0, fisher=fisher)
     found = part.gradient(replace(step, generator=stream(3, "noise")))
     torch.testing.assert_close(list(found), slow_outpost(step, part, stream(3, "noise")))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
-from fedglass.diffusion.autoencoders import Autoencoder, ReconstructionLoss
+from fedglass.diffusion.autoencoders import Autoencoder, reconstruction_loss
 from fedglass.diffusion.denoiser import Prediction
 from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions
 
@@ -49,7 +49,7 @@ def test_the_loop_of_the_denoisers_trains_it() -> None:
     torch.manual_seed(0)
     net = Autoencoder((1, 8, 8), halvings=1, latent=1, width=4)
     first = error(net, flat)
-    lesson = DenoisingTask(flat, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
+    lesson = DenoisingTask(flat, prediction=Prediction.SAMPLE, loss=reconstruction_loss)
     ImageModelTraining(net, lesson, TrainingOptions(steps=80, lr=1e-2, batch_size=16)).run()
     assert error(net, flat) < 0.2 * first
 

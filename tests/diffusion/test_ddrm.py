@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.rng import stream
-from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Degradation, Noise, Spectrum
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Degradation, Noise, RestorationChain, Spectrum
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Sampler, Schedule, spaced
 
 SIDE = 4
@@ -36,14 +36,14 @@ def exact_denoiser(cov: Tensor, mean: float = 0.1) -> Denoiser:
     return Denoiser(clean, SCHEDULE, Prediction.SAMPLE, clamp=False)
 
 
-def restored(part: Degradation, known: Tensor, noise: float, chain: Chain, denoiser: Denoiser) -> Tensor:
+def restored(part: Degradation, known: Tensor, noise: float, chain: RestorationChain, denoiser: Denoiser) -> Tensor:
     spectrum = Spectrum.of(part, SIDE, SIDE)
     return chain.restore(denoiser, spectrum, known, noise, stream(0, "ddrm"), silent)
 
 
 def test_denoising_gives_the_posterior_mean_where_the_last_noise_is_that_of_the_measurement() -> None:
     """Then the last step asks for E[x_0 | x_0 + sigma_0 n = y], whatever was before it."""
-    cov, chain = covariance(correlated=True), Chain(steps=10)
+    cov, chain = covariance(correlated=True), RestorationChain(steps=10)
     noise = float(SCHEDULE.sigma[spaced(SCHEDULE, 10)[-1]])
     y = torch.randn(3, 1, SIDE, SIDE, generator=stream(0, "y")).double()
     gain = cov @ torch.linalg.inv(cov + noise**2 * torch.eye(len(cov), dtype=torch.float64))
@@ -57,7 +57,7 @@ def test_denoising_gives_the_posterior_mean_where_the_last_noise_is_that_of_the_
 @pytest.mark.parametrize("noise", [0.0, 0.4])
 def test_each_coordinate_moves_as_its_own_recursion_says(eta: float, noise: float) -> None:
     """With independent pixels the coordinates do not meet: mean and variance of each follow from scalars."""
-    part, chain, count = BlockMean(2), Chain(steps=15, eta=eta), 4000
+    part, chain, count = BlockMean(2), RestorationChain(steps=15, eta=eta), 4000
     y = torch.randn(1, 1, 2, 2, generator=stream(1, "y")).double()
     spectrum = Spectrum.of(part, SIDE, SIDE)
     ybar, singular = spectrum.measured(y)[0, 0], spectrum.singular
@@ -100,7 +100,7 @@ def test_what_is_lost_follows_the_prior_where_nothing_is_known_of_it() -> None:
     """With eta 0 and many steps the chain is the exact flow of the prior [Song et al., 2021]."""
     count = 3000
     y = torch.zeros(count, 1, 2, 2).double()
-    found = restored(BlockMean(2), y, 0.0, Chain(300, eta=0.0), exact_denoiser(covariance(correlated=False)))
+    found = restored(BlockMean(2), y, 0.0, RestorationChain(300, eta=0.0), exact_denoiser(covariance(correlated=False)))
     spectrum = Spectrum.of(BlockMean(2), SIDE, SIDE)
     lost = spectrum.coordinates(found)[:, 0][:, spectrum.singular == 0]
     assert float(lost.var(0).mean()) == pytest.approx(0.3, rel=0.1)
@@ -115,7 +115,9 @@ def test_what_is_lost_is_found_from_its_neighbours() -> None:
     unit = torch.eye(16, dtype=torch.float64).view(16, 1, SIDE, SIDE)
     h = spectrum.degraded(unit).flatten(1).T  # (4, 16)
     exact = 0.1 + cov @ h.T @ torch.linalg.inv(h @ cov @ h.T) @ (y.flatten() - h @ torch.full((16,), 0.1).double())
-    found = restored(part, y.expand(count, -1, -1, -1), 0.0, Chain(40), exact_denoiser(cov)).mean(0).flatten()
+    found = (
+        restored(part, y.expand(count, -1, -1, -1), 0.0, RestorationChain(40), exact_denoiser(cov)).mean(0).flatten()
+    )
     blocks = spectrum.images(spectrum.measured(y)).flatten()
     assert float((found - exact).norm()) < 0.5 * float((blocks - exact).norm())
 
@@ -127,7 +129,7 @@ def test_without_noise_the_picture_has_the_measurement(part: Degradation) -> Non
     def rubbish(noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
         return noisy.flip(-1).sin()
 
-    found = restored(part, y, 0.0, Chain(steps=5), Denoiser(rubbish, SCHEDULE))
+    found = restored(part, y, 0.0, RestorationChain(steps=5), Denoiser(rubbish, SCHEDULE))
     assert torch.allclose(Spectrum.of(part, SIDE, SIDE).degraded(found), y)
 
 

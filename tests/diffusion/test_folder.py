@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from fedglass.core.errors import UsageError
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS, check_shape, digest_of, load_folder, save_folder
+from fedglass.diffusion.networks import UNet
 from fedglass.diffusion.stored import Stored, stored
-from fedglass.diffusion.unet import UNet
 
 SHAPE = (1, 8, 8)
 

@@ -48,7 +48,7 @@ class Listener:
 def test_the_loss_falls_and_what_was_trained_is_saved_now_and_at_the_end() -> None:
     heard, course = Listener(), TrainingOptions(steps=250, lr=0.05)
     lesson = DenoisingTask(images(1), prediction=Prediction.SAMPLE)  # of one image, the offset can be that image
-    ImageModelTraining(Linear(), lesson, course, heard.saved).run(heard)
+    ImageModelTraining(Linear(), lesson, course, heard.saved).run(heard.moved)
     assert sum(heard.losses[-20:]) < 0.1 * sum(heard.losses[:20])
     assert heard.saves == [100, 200, 250]
 
@@ -67,7 +67,7 @@ def test_a_training_in_two_parts_is_the_training_in_one() -> None:
 
     parts = ImageModelTraining(Linear(), lesson, course)
     with pytest.raises(Stop):
-        parts.run(Stopping())
+        parts.run(Stopping().moved)
     parts.run()
     assert torch.equal(whole.averaged["offset"], parts.averaged["offset"])
     assert torch.equal(whole.network.state_dict()["offset"], parts.network.state_dict()["offset"])

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule
-from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, some_tokens
+from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining, Loss, TrainingOptions, masked_loss
 
 SMALL = {"patch": 4, "width": 16, "depth": 3, "decoder": 1, "heads": 2}
 STEPS = torch.tensor([3, 700])
@@ -101,20 +101,20 @@ def test_the_loss_has_both_parts_and_hides_some_classes() -> None:
     net, images = network(), noisy()
     target = torch.randn(images.shape, generator=stream(0, "target"))
 
-    def loss(part: MaskedLoss) -> Tensor:
+    def loss(part: Loss) -> Tensor:
         return part(net, Batch(images, STEPS, LABELS, target, stream(0, "x")))
 
     whole = (net(images, STEPS, LABELS) - target).square().mean()
     without = (net(images, STEPS, None) - target).square().mean()
-    assert torch.allclose(loss(MaskedLoss(hidden=0.0, unlabelled=0.0)), 2 * whole)
-    assert torch.allclose(loss(MaskedLoss(hidden=0.0, unlabelled=1.0)), 2 * without)
-    assert not torch.allclose(loss(MaskedLoss(hidden=0.5, unlabelled=0.0)), 2 * whole)
+    assert torch.allclose(loss(masked_loss(hidden=0.0, unlabelled=0.0)), 2 * whole)
+    assert torch.allclose(loss(masked_loss(hidden=0.0, unlabelled=1.0)), 2 * without)
+    assert not torch.allclose(loss(masked_loss(hidden=0.5, unlabelled=0.0)), 2 * whole)
 
 
 @pytest.mark.parametrize(("hidden", "unlabelled"), [(1.0, 0.1), (-0.1, 0.1), (0.3, 1.1)])
 def test_shares_are_shares(hidden: float, unlabelled: float) -> None:
     with pytest.raises(UsageError, match="must be in"):
-        MaskedLoss(hidden, unlabelled)
+        masked_loss(hidden, unlabelled)
 
 
 def test_it_learns_which_class_looks_how() -> None:
@@ -123,7 +123,7 @@ def test_it_learns_which_class_looks_how() -> None:
     labels = torch.tensor([0] * 8 + [1] * 8)
     torch.manual_seed(0)
     net = MaskedDiffusionTransformer((1, 8, 8), 2, **SMALL)
-    lesson = DenoisingTask(images, labels, Schedule(2, 0.98, 0.99), Prediction.SAMPLE, MaskedLoss())
+    lesson = DenoisingTask(images, labels, Schedule(2, 0.98, 0.99), Prediction.SAMPLE, masked_loss())
     ImageModelTraining(net, lesson, TrainingOptions(steps=40, lr=0.1, batch_size=16, average=0.0)).run()
     start = torch.randn(1, 1, 8, 8, generator=stream(0, "start")).expand(2, -1, -1, -1)
     dark, bright = net(start, torch.tensor([1, 1]), torch.tensor([0, 1])).mean((1, 2, 3)).tolist()

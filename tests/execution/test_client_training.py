@@ -16,8 +16,17 @@ from fedglass.audit.audit import Job, run
 from fedglass.core.errors import DataError
 from fedglass.core.registry import make
 from fedglass.core.types import BatchNorm, Training
-from fedglass.execution.client_training import client_trainer, train_group, train_in_workers
-from fedglass.execution.executor import Callbacks, FailedJob, InProcess, PooledExecutor, Result, persistent
+from fedglass.execution.executor import (
+    Callbacks,
+    FailedJob,
+    InProcess,
+    PooledExecutor,
+    Result,
+    client_trainer,
+    persistent,
+    train_group,
+    train_in_workers,
+)
 from fedglass.execution.executor import Job as AnyJob
 from fedglass.execution.processes import Processes
 from fedglass.federation.behaviours import SignFlip
@@ -118,7 +127,7 @@ def test_executors_that_wait_for_nothing_train_clients_here() -> None:
         assert client_trainer(executor) is train_sequentially
     with persistent(Processes(2)) as executor:
         assert client_trainer(executor) is not train_sequentially
-    assert train_group.__module__ == "fedglass.execution.client_training", "workers find it by name"
+    assert train_group.__module__ == "fedglass.execution.executor", "workers find it by name"
 
 
 def test_an_audit_has_the_same_records_whoever_trains(

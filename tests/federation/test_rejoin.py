@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import ready_target
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.federation.behaviours import RejoinAfterRejection, ServerNames, SignFlip
@@ -88,7 +89,7 @@ def test_until_it_is_rejected_nothing_changes(toy: Any, same: Callable[..., bool
 def test_views_and_truths_still_know_who_it_is(toy: Any) -> None:
     made = federation(toy, 1)
     (target,) = Simulated(made, 2, (ServerView(0, 1),)).targets(lambda done, total: None)
-    found = target.target()
+    found = ready_target(target)
     assert found.contributors == ("client 0",)
     assert found.behaviours == (
         "Client 0 shouts once, and comes back under a new name when one of its updates was rejected.",

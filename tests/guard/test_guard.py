@@ -25,9 +25,12 @@ from fedglass.defend.noise import GaussianNoise
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
 from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
+from fedglass.guard.checks import shown_images
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.runners import InlineRunner, SubprocessRunner
 from fedglass.models.network import Network
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 HERE: dict[str, Any] = {"runner": InlineRunner(), "budget_seconds": 600.0, "starts": 1, "min_examples": 1}
 """No process and no clock: a busy machine must not fail a law."""
@@ -85,9 +88,18 @@ def test_an_attack_that_reads_the_update_stops_it(world: World) -> None:
     report = world.report(Guard(false_alarms=0, **HERE), world.trained())
     assert report.reasons == (Reason.RECOVERED,)
     assert report.examined.shown
+    assert report.examined.shown <= (report.examples or 0)
     assert report.examined.oracle, "it was told the labels"
     with pytest.raises(GuardRefusal, match=f"^{re.escape(REFUSED)}$"):
         report.enforce()
+
+
+def test_an_image_that_is_shown_in_several_ways_counts_once() -> None:
+    scores = ImageScores({"psnr": [30.0, 19.0, 5.0]})
+    assert (Gate().hits(scores), Gate().partly(scores)) == ([True, False, False], [False, True, False])
+    assert shown_images(scores, [False, False, False], Gate()) == 2
+    assert shown_images(scores, [True, True, False], Gate()) == 2
+    assert shown_images(scores, [True, True, True], Gate()) == 3
 
 
 def test_a_message_without_noise_points_at_its_examples(world: World) -> None:

@@ -216,9 +216,9 @@ def test_one_image_under_two_labels_is_two_examples(toy: Any) -> None:
     with Guard(**HERE).watch() as reader:
         F.cross_entropy(net(image.expand(2, -1, -1, -1)), torch.tensor([0, 1])).backward()
         sgd(net.parameters()).step()
-    seen = observed_training(reader)
-    assert seen.labels.tolist() == [0, 1]
-    assert seen.batches == ((0, 1),)
+    _, _, seen = observed_training(reader)
+    assert seen["labels"].tolist() == [0, 1]
+    assert seen["batches"] == ((0, 1),)
 
 
 def numbered(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,10 +15,8 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
 from fedglass.models.catalogue import build, names
 from fedglass.models.init import KaimingNormal, PyTorchDefault
-from fedglass.models.large import DenseNet, MobileNetV2, densenet121
+from fedglass.models.large import densenet, densenet121, mobilenet_v2, resnet8, resnet18, resnet34
 from fedglass.models.network import Network
-from fedglass.models.resnets import ResNet8, resnet18, resnet34
-from fedglass.models.stem import Stem
 from fedglass.models.vit import vit_sme
 
 LARGE = [name for name in names() if name.startswith(("resnet18", "resnet34", "densenet", "mobilenet"))]
@@ -36,7 +34,7 @@ def kept(name: str) -> nn.Module:
     if name != "short_densenet":
         return build(name, shape=SHAPES[name], classes=5)
     with torch.random.fork_rng(devices=[]):
-        model = DenseNet(shape=SHAPES[name], classes=5, layers=(2, 1), stem=Stem.SMALL)
+        model = densenet(shape=SHAPES[name], classes=5, blocks=(2, 1))
     PyTorchDefault().apply(model, stream(0, name))
     return model
 
@@ -132,7 +130,7 @@ PUBLISHED = {
         | {"classifier.weight": (1000, 1024)},
     ),
     "mobilenet_v2": (
-        MobileNetV2,
+        mobilenet_v2,
         3_504_872,
         {"features.0.0.weight": (32, 3, 3, 3), "features.0.1.running_mean": (32,)}
         | {"features.1.conv.0.0.weight": (32, 1, 3, 3), "features.1.conv.1.weight": (16, 32, 1, 1)}
@@ -146,7 +144,7 @@ PUBLISHED = {
 def test_the_names_and_sizes_are_torchvisions(name: str) -> None:
     factory, count, some = PUBLISHED[name]
     with torch.device("meta"):
-        model = factory(shape=(3, 224, 224), classes=1000, stem=Stem.LARGE)
+        model = factory(shape=(3, 224, 224), classes=1000)
     assert sum(p.numel() for p in model.parameters()) == count
     state = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     assert {key: state.get(key) for key in some} == some
@@ -174,7 +172,7 @@ def test_the_stem_follows_the_shape() -> None:
 
 def test_a_dry_run_leaves_the_model_training() -> None:
     for model in (
-        ResNet8(shape=(1, 8, 8), classes=2, stem=Stem.SMALL),
+        resnet8(shape=(1, 8, 8), classes=2),
         build("resnet8", shape=(1, 8, 8), classes=2),
     ):
         assert all(layer.training for layer in model.modules())

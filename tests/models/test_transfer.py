@@ -13,8 +13,7 @@ from fedglass.core.errors import DataError, ModelError
 from fedglass.core.rng import stream
 from fedglass.models.catalogue import build
 from fedglass.models.init import Transfer
-from fedglass.models.large import DenseNet
-from fedglass.models.stem import Stem
+from fedglass.models.large import densenet
 
 SMALL, LARGE = (3, 32, 32), (3, 96, 96)
 
@@ -45,8 +44,8 @@ def test_a_resnet_for_photographs_lends_all_but_its_stem_to_one_for_thumbnails(t
 
 
 def test_a_densenet_lends_all_but_its_stem_too(tmp_path: Path) -> None:
-    source = DenseNet(shape=LARGE, classes=7, layers=(2, 1), stem=Stem.LARGE)
-    model = DenseNet(shape=SMALL, classes=4, layers=(2, 1), stem=Stem.SMALL)
+    source = densenet(shape=LARGE, classes=7, blocks=(2, 1))
+    model = densenet(shape=SMALL, classes=4, blocks=(2, 1))
     Transfer(saved(tmp_path / "w.safetensors", source.state_dict())).apply(model, stream(0, "x"))
     drawn = {"features.conv0.weight", "classifier.weight", "classifier.bias"}
     assert set(model.state_dict()) - taken(model, source) == drawn

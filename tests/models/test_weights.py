@@ -16,8 +16,7 @@ from fedglass.core.errors import DataError, ModelError
 from fedglass.core.tensors import weights_of
 from fedglass.models.catalogue import build
 from fedglass.models.init import FromFile, Transfer
-from fedglass.models.large import DenseNet
-from fedglass.models.stem import Stem
+from fedglass.models.large import densenet
 
 SHAPE = (1, 8, 8)
 
@@ -61,7 +60,7 @@ def test_old_files_lack_the_counters_of_batches(tmp_path: Path) -> None:
 
 def test_the_dotted_names_of_the_published_densenet(tmp_path: Path) -> None:
     """torchvision's file says `denselayer1.norm.1.weight` where the module is `denselayer1.norm1`."""
-    source, model = (DenseNet(shape=SHAPE, classes=2, layers=(2, 1), stem=Stem.SMALL) for _ in range(2))
+    source, model = (densenet(shape=SHAPE, classes=2, blocks=(2, 1)) for _ in range(2))
     dotted = {re.sub(r"(denselayer\d+\.\D+)(\d)", r"\1.\2", k): t for k, t in source.state_dict().items()}
     assert "features.denseblock1.denselayer2.conv.1.weight" in dotted
     load(model, saved(tmp_path / "w.safetensors", dotted))

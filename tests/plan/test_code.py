@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from fedglass.core import registry
 from fedglass.core.errors import UsageError
 from fedglass.core.foreign import no_code
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import check_without_code
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import parse_plan
 
 PLAN = """
@@ -141,10 +141,10 @@ def test_the_rest_is_checked_without_the_code(own: str, old: str, new: str, word
 
 def test_what_can_be_told_is_told(tmp_path: Path) -> None:
     plan = parse_plan(PLAN.replace(NAMED["attacks"], '"strange.module:name"'))
-    titles = [section.title for section in check_without_code(plan, tmp_path)]
+    titles = [title for title, _ in check_without_code(plan, tmp_path)]
     assert titles == ["Federation", "What the adversary sees", "What it knows apart from the message", "Judgement"]
     plan = parse_plan(PLAN.replace(NAMED["models"], '"strange.module:name"'))
-    assert [section.title for section in check_without_code(plan, tmp_path)] == ["Attacks", "Judgement"]
+    assert [title for title, _ in check_without_code(plan, tmp_path)] == ["Attacks", "Judgement"]
 
 
 RECORDING = """

@@ -15,7 +15,7 @@ from fedglass.data.builtin import photos
 from fedglass.data.held_out import stratified_rows
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 
 PLAN = """
 [federation]
@@ -61,14 +61,14 @@ def test_data_sorted_by_class_are_tested_on_every_class(folder: Path) -> None:
     target = source.targets(lambda done, total: None)[0]
     assert isinstance(target, Target)
     assert target.utility["test accuracy"] > 0.9
-    assert Kind.TEST_OF_ONE_CLASS not in {found.kind for found in target.doubts}
+    assert DoubtKind.TEST_OF_ONE_CLASS not in {found.kind for found in target.doubts}
 
 
 def test_a_test_set_with_one_class_is_a_doubt(folder: Path) -> None:
     source = simulated(folder, PLAN.replace("test_examples = 12", "test_examples = 1"))
     target = source.targets(lambda done, total: None)[0]
     assert isinstance(target, Target)
-    assert doubt(Kind.TEST_OF_ONE_CLASS, examples=1) in target.doubts
+    assert doubt(DoubtKind.TEST_OF_ONE_CLASS, examples=1) in target.doubts
 
 
 def test_without_held_out_examples_clients_draw_from_the_whole_set_as_ever(tmp_path: Path) -> None:

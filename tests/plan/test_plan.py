@@ -13,15 +13,14 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import SignRule
 from fedglass.audit.audit import threat_model
 from fedglass.audit.simulated import Simulated
-from fedglass.cli.init import DEMO, PLAN
+from fedglass.cli.plans import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
 from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.views import AggregateView, ServerView, Together
-from fedglass.plan.compile import compile_plan, read_job
-from fedglass.plan.federation import defences_of, partition_of, views_of
+from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
 from fedglass.plan.options import checked_options
 from fedglass.plan.schema import AdversaryTable, parse_plan, read_plan
 
@@ -331,7 +330,9 @@ def test_too_few_examples_of_a_partition() -> None:
 
 def test_the_threat_model_names_every_assumption() -> None:
     text = "[adversary]\nknows_training = false\nknows_labels = true\n" + SMALL
-    said = "\n".join(line for s in threat_model(compile_plan(parse_plan(text), Path())) for line in (s.title, *s.lines))
+    said = "\n".join(
+        line for title, lines in threat_model(compile_plan(parse_plan(text), Path())) for line in (title, *lines)
+    )
     for words in (
         "2 client(s)",
         "training: not known",

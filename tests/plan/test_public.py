@@ -11,8 +11,8 @@ import torch
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
 from fedglass.data.builtin import photos
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import check_without_code, compile_plan
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import Plan, parse_plan
 
 PLAN = """
@@ -51,7 +51,7 @@ def test_a_simulation_leaves_what_no_client_has(partition: str, tmp_path: Path) 
     assert source.public is not None
     assert source.public.images == len(kept) == len(everything) - len(private)
     torch.testing.assert_close(source.public.mean, torch.stack(kept).mean(0))
-    assert any("that no client has" in line for section in source.threat() for line in section.lines)
+    assert any("that no client has" in line for _, lines in source.threat() for line in lines)
 
 
 def test_a_set_that_the_plan_names_takes_its_place_and_decides_the_key(tmp_path: Path) -> None:

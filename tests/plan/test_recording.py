@@ -22,10 +22,10 @@ from fedglass.federation.federation import Federation, observe
 from fedglass.federation.views import Knows, ServerView
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import read_job
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import Plan
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 
 PLAN = """
 [recording]
@@ -107,7 +107,7 @@ def test_without_truth_there_are_pictures_and_no_verdict(folder: Path) -> None:
     result = run(job(folder, ('truth = "truth.npz"', "shape = [1, 12, 12]\nexamples = 1")), folder / "out")
     (record,) = result.searches
     assert record.metrics == {}
-    assert [each.kind for each in record.doubts] == [Kind.NO_TRUTH]
+    assert [each.kind for each in record.doubts] == [DoubtKind.NO_TRUTH]
     (picture,) = record.extra["pictures"]  # type: ignore[misc]  # JSON
     assert (folder / "out" / str(picture)).is_file()
     assert result.verdict.exit_code == 3
@@ -242,7 +242,7 @@ def test_whether_a_recording_was_defended_is_told_or_unknown(
 ) -> None:
     (target,) = source(job(folder, ("classes = 4", f"classes = 4\n{said}"))).targets(lambda done, total: None)
     assert target.defences == defences
-    assert (doubt(Kind.DEFENCE_NOT_NAMED) in target.doubts) == unnamed
+    assert (doubt(DoubtKind.DEFENCE_NOT_NAMED) in target.doubts) == unnamed
 
 
 def test_statistics_after_the_training_come_with_it_or_in_a_file_of_their_own(folder: Path) -> None:

@@ -12,8 +12,8 @@ from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.core.errors import UsageError
 from fedglass.diffusion.ddrm import BlockMean
 from fedglass.diffusion.stored import Stored, _folder
-from fedglass.plan.code import code_of
 from fedglass.plan.compile import compile_plan
+from fedglass.plan.options import code_of
 from fedglass.plan.schema import Plan, parse_plan
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import ready_target
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
@@ -36,7 +37,7 @@ def simulated(folder: Path, names: str) -> Simulated:
 def test_they_are_constants_of_the_network(tmp_path: Path) -> None:
     source, whole = simulated(tmp_path, '["body.0.*"]'), simulated(tmp_path, "[]")
     target, *_ = source.targets(lambda done, total: None)
-    seen = target.target().observation
+    seen = ready_target(target).observation
     assert not any(name.startswith("body.0.") for name in seen.update)
     assert {"body.0.weight", "body.0.bias"} <= set(seen.buffers)
     assert source.identity() != whole.identity()

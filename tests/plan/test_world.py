@@ -83,7 +83,7 @@ def test_views_of_several_rounds_and_participants() -> None:
 
 def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
     job = compile_plan(parse_plan(PLAN), Path())
-    lines = [line for section in threat_model(job) for line in section.lines]
+    lines = [line for _, lines in threat_model(job) for line in lines]
     assert "Client 1 sends its update with the sign flipped, times 2." in lines
     assert "Client 0, client 1: Defended by Clip(norm=1.0)." in lines
     assert not any("Defended" in line and "Flip" in line for line in lines)
@@ -123,7 +123,7 @@ def test_what_can_not_be_is_refused(change: tuple[str, str], words: str) -> None
 def test_a_group_may_come_back_under_new_names() -> None:
     text = PLAN.replace("clients = [1]\n", "clients = [1]\nrejoins_after = 2\n")
     assert source(text).federation.clients[1].behaviour == RejoinAfterRejection(SignFlip(2.0), 2)
-    lines = [line for section in threat_model(compile_plan(parse_plan(text), Path())) for line in section.lines]
+    lines = [line for _, lines in threat_model(compile_plan(parse_plan(text), Path())) for line in lines]
     told = "Client 1 sends its update with the sign flipped, times 2, and comes back under a new name when 2 of its"
     assert any(line.startswith(told) for line in lines)
     assert not any("Defended" in line and "name" in line for line in lines)

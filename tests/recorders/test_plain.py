@@ -17,7 +17,7 @@ import fedglass
 from fedglass.core.errors import UsageError
 from fedglass.federation.truth import Truths
 from fedglass.recorders.client import ClientRecorder
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

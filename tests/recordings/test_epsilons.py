@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from tests.recordings.federations import Real
 
 from fedglass.cli.main import cli
-from fedglass.plan.bundles import recorded_bundle
+from fedglass.plan.bundles import open_bundle, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.epsilons import LEDGER, SPENT, recorded_epsilons, svt_ledger
 from fedglass.recordings.reader import read_bundle
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 
 FLIP = {
     "name": "flower_local_dp",
@@ -119,9 +119,10 @@ def test_what_is_no_ledger_is_none(ledger: Any) -> None:
 
 def test_an_audit_doubts_a_declared_epsilon_that_does_not_hold(tmp_path: Path) -> None:
     Real().record(tmp_path / "b", defences=[FLIP])
-    (source,) = recorded_bundle(BundleTable(bundle=str(tmp_path / "b")), AdversaryTable(), tmp_path)
+    table = BundleTable(bundle=str(tmp_path / "b"))
+    (source,) = recorded_bundle(table, AdversaryTable(), tmp_path, open_bundle(table, tmp_path))
     for target in source.targets(lambda done, total: None):
-        (found,) = [each for each in target.doubts if each.kind is Kind.EPSILON_NOT_AS_DECLARED]
+        (found,) = [each for each in target.doubts if each.kind is DoubtKind.EPSILON_NOT_AS_DECLARED]
         assert found.details["declared"] == 10.0
 
 

@@ -15,15 +15,20 @@ from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.recorded import Recorded
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy
 from fedglass.models.catalogue import build
-from fedglass.plan.bundles import recorded_bundle
+from fedglass.plan.bundles import open_bundle, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable
 from fedglass.recordings import BundleWriter
-from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict.doubts import Doubt, DoubtKind
 
 PERCENTILE = {"name": "percentile_privacy", "options": {"percentile": 40, "gamma": 0.002, "steps": 1}}
 DP = {"clipping_norm": 0.05, "sensitivity": 0.05, "epsilon": 5.0, "delta": 1e-5}
-REFUTING = {Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED, Kind.NOISE_NOT_TESTABLE, Kind.DEFENCE_NOT_NAMED}
+REFUTING = {
+    DoubtKind.NOT_AS_DECLARED,
+    DoubtKind.NOISE_REFUTED,
+    DoubtKind.NOISE_NOT_TESTABLE,
+    DoubtKind.DEFENCE_NOT_NAMED,
+}
 
 
 def filtered(before: State, after: State) -> State:
@@ -44,7 +49,7 @@ def noised(before: State, after: State) -> State:
 
 def source_of(folder: Path) -> Recorded:
     table = BundleTable(bundle=str(folder), truth=f"{folder}-truth")
-    (source,) = recorded_bundle(table, AdversaryTable(), folder.parent)
+    (source,) = recorded_bundle(table, AdversaryTable(), folder.parent, open_bundle(table, folder.parent))
     return source
 
 
@@ -62,7 +67,7 @@ def test_a_filter_of_nvflare_explains_the_message(tmp_path: Path) -> None:
 
     other = {"name": "percentile_privacy", "options": {"percentile": 90, "gamma": 0.002}}
     Real(leaves=filtered, form="update", rounds=1).record(tmp_path / "c", defences=[other])
-    assert Kind.NOT_AS_DECLARED in {each.kind for each in doubts_of(source_of(tmp_path / "c"))}
+    assert DoubtKind.NOT_AS_DECLARED in {each.kind for each in doubts_of(source_of(tmp_path / "c"))}
 
 
 def test_the_noise_of_flower_is_tested_and_its_epsilon_compared(tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ def test_the_noise_of_flower_is_tested_and_its_epsilon_compared(tmp_path: Path) 
     assert source.defences["client 0"].release == FlowerLocalDP(**DP)
     found = {each.kind for each in doubts_of(source)}
     assert not REFUTING & found
-    assert Kind.EPSILON_NOT_AS_DECLARED not in found
+    assert DoubtKind.EPSILON_NOT_AS_DECLARED not in found
 
     half = {**DP, "sensitivity": 0.1}
     Real(leaves=noised, rounds=1).record(tmp_path / "c", defences=[{"name": "flower_local_dp", "options": half}])
@@ -85,7 +90,7 @@ def test_clipping_that_no_message_reaches_is_a_doubt(tmp_path: Path) -> None:
     source = source_of(tmp_path / "b")
     assert source.defences["client 0"].release == FlowerFixedClipping(50.0)
     found = {each.kind for each in doubts_of(source)}
-    assert Kind.IDLE_FILTER in found
+    assert DoubtKind.IDLE_FILTER in found
     assert not REFUTING & found
 
 

@@ -112,7 +112,7 @@ def test_the_start_is_a_part_of_the_identity(tmp_path: Path) -> None:
 def test_the_report_says_whose_model_was_its_own(tmp_path: Path) -> None:
     personalised(tmp_path / "b")
     (source,) = sources(job(tmp_path))
-    said = " ".join(line for section in source.threat() for line in section.lines)
+    said = " ".join(line for _, lines in source.threat() for line in lines)
     assert "client 1 was sent a model of its own in round 1" in said
     assert "client 0 was sent" not in said
 

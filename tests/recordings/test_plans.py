@@ -13,7 +13,7 @@ import torch
 from fedglass.audit.audit import Job, run
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target
+from fedglass.audit.target import Target, ready_target
 from fedglass.checks.replay import replay
 from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.types import Training
@@ -23,9 +23,9 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.selection import select_messages
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 
 from .federations import CLASSES, SHAPE, TERMS, Real, State, examples
 
@@ -46,16 +46,16 @@ def sources(job: Job) -> list[Recorded]:
 
 
 def targets(job: Job) -> list[Target]:
-    return [target.target() for source in job.sources for target in source.targets(lambda done, total: None)]
+    return [ready_target(target) for source in job.sources for target in source.targets(lambda done, total: None)]
 
 
-def details(target: Target, kind: Kind) -> dict[str, Any]:
+def details(target: Target, kind: DoubtKind) -> dict[str, Any]:
     """The details of a doubt that the source already has; empty where it has none of this kind."""
     return next((doubt.details for doubt in target.doubts if doubt.kind is kind), {})
 
 
 def unread(target: Target) -> tuple[str, ...]:
-    return tuple(details(target, Kind.EXTRA_PAYLOAD).get("names", ()))
+    return tuple(details(target, DoubtKind.EXTRA_PAYLOAD).get("names", ()))
 
 
 @pytest.fixture
@@ -95,7 +95,9 @@ def test_who_can_not_be_looked_at_is_not_passed_over_in_silence(tmp_path: Path) 
     in_turn(tmp_path, {1: ("a",), 2: ("b",), 3: ("a",)}, unsent=(2,))
     (source,) = sources(job(tmp_path))
     assert source.unaudited_clients == ("b",)
-    assert all(details(target, Kind.CLIENTS_NOT_AUDITED) == {"clients": ["'b'"]} for target in targets(job(tmp_path)))
+    assert all(
+        details(target, DoubtKind.CLIENTS_NOT_AUDITED) == {"clients": ["'b'"]} for target in targets(job(tmp_path))
+    )
     (source,) = sources(job(tmp_path, 'rounds = "all"'))
     assert source.unaudited_clients == ("b",), "all means everybody"
     (source,) = sources(job(tmp_path, "rounds = [1]"))
@@ -114,10 +116,12 @@ def test_a_message_that_the_rule_left_out_was_seen_by_the_server(tmp_path: Path)
 
 
 def test_a_truth_of_another_number_than_was_told_is_noticed(folder: Path) -> None:
-    assert not any(details(target, Kind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"')))
+    assert not any(details(target, DoubtKind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"')))
     images, labels = examples(1, 2)
     BundleWriter(folder / "b", resume=True).truth("client 1", images[:1], labels[:1])
-    found = [details(target, Kind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))]
+    found = [
+        details(target, DoubtKind.WRONG_COUNT) for target in targets(job(folder, 'truth = "b-truth"\nrounds = [1]'))
+    ]
     assert found == [{}, {"stated": 2, "true": 1}]
 
 
@@ -260,7 +264,9 @@ def test_the_plan_s_word_counts_more_than_the_bundle_s(folder: Path) -> None:
 def test_doubts_reach_the_verdict(folder: Path) -> None:
     writer = BundleWriter(folder / "b", resume=True)
     writer.training("client 0", 1, {"lr": 0.7}, source="declared")
-    found = {view.client: details(target, Kind.NOT_AS_DECLARED) for view, target in _pairs(job(folder, "rounds = [1]"))}
+    found = {
+        view.client: details(target, DoubtKind.NOT_AS_DECLARED) for view, target in _pairs(job(folder, "rounds = [1]"))
+    }
     assert found[0] == {"found": "sources disagree on lr: 0.1 (read), 0.7 (declared)"}
     assert found[1] == {}
 
@@ -517,7 +523,7 @@ def test_noise_that_another_message_has_is_told(tmp_path: Path) -> None:
     first, *_ = targets(job(tmp_path, told))
     others = ["as of client 1 in round 1", "as of client 0 in round 2", "as of client 1 in round 2"]
     assert list(first.same_noise_in) == others
-    assert Kind.NOISE_REFUTED in [each.kind for each in message_doubts(first)]
+    assert DoubtKind.NOISE_REFUTED in [each.kind for each in message_doubts(first)]
     first, _ = targets(job(tmp_path, told, 'view = "aggregate"'))
     assert list(first.same_noise_in) == ["as in round 2"]
     first, _ = targets(job(tmp_path, f'{told}\nwhose = ["client 1"]'))

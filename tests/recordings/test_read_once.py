@@ -18,6 +18,7 @@ from fedglass import api
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import built_in
 from fedglass.plan import draft as drafts
+from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import read_bundle
@@ -80,6 +81,16 @@ def test_a_whole_audit_opens_each_file_once(
         outcome = fedglass("audit", tmp_path / "b", "-o", tmp_path / "out", "--workers", 1)
     assert outcome.exit_code in (0, 1, 3)
     assert (tmp_path / "out" / "report.html").is_file()
+    check_each_once(tmp_path / "b", counter)
+
+
+def test_tables_of_one_bundle_share_its_reading(tmp_path: Path) -> None:
+    Real(sizes=(1, 2), rounds=2).record(tmp_path / "b")
+    table = '[[recording]]\nname = "round {0}"\nbundle = "b"\nmodel = "lenet"\nrounds = [{0}]\n'
+    plan = parse_plan("\n".join(table.format(index) for index in (1, 2)) + '[[attacks]]\nname = "idlg"\n')
+    with opened_files() as counter:
+        job = compile_plan(plan, tmp_path)
+    assert [source.name for source in job.sources] == ["round 1", "round 2"]
     check_each_once(tmp_path / "b", counter)
 
 

@@ -17,8 +17,7 @@ from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Round
 from fedglass.models.catalogue import build
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.recordings.training_facts import training_of
-from fedglass.recordings.transcript import TranscriptReader
+from fedglass.recordings.transcript import TranscriptReader, training_of
 
 from .federations import CLASSES, SHAPE, Arrays, Real, State
 

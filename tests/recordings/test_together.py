@@ -11,9 +11,8 @@ import torch
 from fedglass.audit.audit import Job
 from fedglass.audit.check_message import message_doubts
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target, coverage_doubts, joint_doubts
-from fedglass.checks.noise import without_noise
-from fedglass.checks.replay import replayed_update
+from fedglass.audit.target import Target, coverage_doubts, joint_doubts, ready_target
+from fedglass.checks.noise import replayed, without_noise
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params
 from fedglass.federation.views import AggregateView, ServerView, Together, ViewResult
@@ -21,8 +20,8 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import EXTRA_ARRAYS
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.recordings.facts import EXTRA_ARRAYS
+from fedglass.verdict.doubts import DoubtKind, doubt
 
 from .federations import Real, State, examples
 
@@ -41,7 +40,7 @@ def source(found: Job) -> Recorded:
 
 
 def targets(found: Job) -> list[Target]:
-    return [target.target() for target in source(found).targets(lambda done, total: None)]
+    return [ready_target(target) for target in source(found).targets(lambda done, total: None)]
 
 
 @pytest.fixture
@@ -83,30 +82,32 @@ def test_a_client_of_one_round_is_looked_at_alone(tmp_path: Path) -> None:
         job(tmp_path, "true")
 
 
-def kinds(target: Target) -> list[Kind]:
+def kinds(target: Target) -> list[DoubtKind]:
     return [each.kind for each in message_doubts(target)]
 
 
 def test_every_message_must_be_as_declared(folder: Path) -> None:
     """A later round whose message is another one hides what the earlier would tell: nothing may pass with it."""
     first = targets(job(folder, "true"))[0]
-    assert Kind.NOT_AS_DECLARED not in kinds(first)
+    assert DoubtKind.NOT_AS_DECLARED not in kinds(first)
     last = first.joint_targets[-1]
     assert last.claim is not None
     noise = {name: torch.randn_like(t) * t.std() for name, t in last.claim.update.items()}
     other = replace(last, claim=replace(last.claim, update=noise))
     forged = replace(first, joint_targets=(*first.joint_targets[:-1], other))
-    assert Kind.NOT_AS_DECLARED in kinds(forged)
+    assert DoubtKind.NOT_AS_DECLARED in kinds(forged)
 
 
 def test_the_doubts_of_all_rounds_count(folder: Path) -> None:
     first = targets(job(folder, "true"))[0]
-    assert Kind.NOT_AS_DECLARED not in kinds(first)
+    assert DoubtKind.NOT_AS_DECLARED not in kinds(first)
     doubted = replace(
         first,
-        joint_targets=(replace(first.joint_targets[0], doubts=(doubt(Kind.NOT_AS_DECLARED, found="it was swapped"),)),),
+        joint_targets=(
+            replace(first.joint_targets[0], doubts=(doubt(DoubtKind.NOT_AS_DECLARED, found="it was swapped"),)),
+        ),
     )
-    (found,) = [each for each in message_doubts(doubted) if each.kind is Kind.NOT_AS_DECLARED]
+    (found,) = [each for each in message_doubts(doubted) if each.kind is DoubtKind.NOT_AS_DECLARED]
     assert "it was swapped" in str(found.details["found"])
 
 
@@ -115,18 +116,20 @@ def test_what_nobody_reads_in_a_later_round_is_told(folder: Path) -> None:
     writer = BundleWriter(folder / "b", resume=True)
     writer.training("client 0", 3, {EXTRA_ARRAYS: {"control": [1, 5, 5]}}, source="read")
     first, second = targets(job(folder, "true"))
-    first_payload, second_payload = ([d for d in t.doubts if d.kind is Kind.EXTRA_PAYLOAD] for t in (first, second))
-    assert first_payload == [doubt(Kind.EXTRA_PAYLOAD, names=["control"])]
+    first_payload, second_payload = (
+        [d for d in t.doubts if d.kind is DoubtKind.EXTRA_PAYLOAD] for t in (first, second)
+    )
+    assert first_payload == [doubt(DoubtKind.EXTRA_PAYLOAD, names=["control"])]
     assert second_payload == []
 
 
 def test_a_wrong_number_of_examples_in_a_later_round_is_told(folder: Path) -> None:
     first = targets(job(folder, "true"))[0]
-    assert Kind.WRONG_COUNT not in [each.kind for each in first.doubts]
+    assert DoubtKind.WRONG_COUNT not in [each.kind for each in first.doubts]
     later = first.joint_targets[0].observation
     seen = ViewResult(replace(later, knows=replace(later.knows, examples=9)), first.contributors)
     (wrong,) = coverage_doubts(seen, first.truth, ())
-    assert wrong == doubt(Kind.WRONG_COUNT, stated=9, true=1)
+    assert wrong == doubt(DoubtKind.WRONG_COUNT, stated=9, true=1)
     assert joint_doubts([first, replace(first.joint_targets[0], doubts=(wrong,))]) == (wrong,)
 
 
@@ -140,8 +143,7 @@ def test_without_its_defence_every_round_is_without_it(tmp_path: Path) -> None:
     assert len(target.joint_targets) == 1
     for each in (target, *target.joint_targets):
         assert each.claim is not None
-        bare = replayed_update(without_noise(each.claim))
-        assert bare is not None
+        bare = replayed(without_noise(each.claim))
         assert 0.005 < difference(each.observation.update, bare) < 0.02
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Target
+from fedglass.audit.target import Target, ready_target
 from fedglass.checks.replay import replay
 from fedglass.core.errors import UpdateError
 from fedglass.federation.transcript import unmoved_parameters
@@ -65,7 +65,7 @@ def looked_at(folder: Path, keys: str = "") -> tuple[Recorded, Target]:
     (source,) = compile_plan(parse_plan(text), folder).sources
     assert isinstance(source, Recorded)
     (target,) = source.targets(lambda done, total: None)
-    return source, target.target()
+    return source, ready_target(target)
 
 
 def explained(target: Target) -> bool:
@@ -82,7 +82,7 @@ def test_layers_that_stay_are_constants_and_the_message_is_explained(tmp_path: P
     assert set(target.observation.before) == set(dict(model.named_parameters())) - set(STEM)
     assert set(STEM) <= set(target.observation.buffers)
     assert explained(target)
-    assert any("body.0.weight" in line and "constants" in line for line in source.threat()[0].lines)
+    assert any("body.0.weight" in line and "constants" in line for line in source.threat()[0][1])
 
 
 def test_what_does_not_come_back_is_not_trained(tmp_path: Path) -> None:

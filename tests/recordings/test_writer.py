@@ -16,9 +16,9 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.federation.truth import Truths
 from fedglass.recordings import BundleWriter, read_bundle
+from fedglass.recordings.facts import large_metrics
 from fedglass.recordings.join import join
 from fedglass.recordings.reader import files_of
-from fedglass.recordings.sizes import large_metrics
 
 STATE = {"b.weight": torch.tensor([[1.0, 2.0]]), "a.bias": torch.tensor(3.0), "n": torch.tensor(4)}
 
@@ -248,7 +248,7 @@ def test_what_may_not_be_read_is_said_in_a_sentence(server: Path, monkeypatch: p
     def refused(*_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("fedglass.recordings.files.os.open", refused)
+    monkeypatch.setattr("fedglass.recordings.format.os.open", refused)
     with pytest.raises(DataError, match="Permission denied; only the user who recorded it may"):
         read_bundle(server)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedglass.verdict.directory import RecordFile, claim
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
@@ -32,8 +32,8 @@ threshold = 20.0
 """
 NOISE = {"inverting_gradients": 0.03, "idlg": 0.09, "dlg": 0.3}
 DOUBTS = {
-    "idlg": doubt(Kind.METRICS_DISAGREE, how="PSNR and SSIM rank the images in opposite order"),
-    "inverting_gradients": doubt(Kind.ORACLE_USED, facts=["the true labels"]),
+    "idlg": doubt(DoubtKind.METRICS_DISAGREE, how="PSNR and SSIM rank the images in opposite order"),
+    "inverting_gradients": doubt(DoubtKind.ORACLE_USED, facts=["the true labels"]),
 }
 FACTS = {
     "input shape": "3 x 32 x 32",
@@ -189,7 +189,7 @@ def build(directory: Path, attacks: tuple[str, ...] = tuple(NOISE), gate: Gate |
     (directory / "plan.toml").write_text(PLAN)
     file = RecordFile(directory / "records.jsonl")
     for client in range(2):
-        file.append(evidence("certificate", client, doubts=[doubt(Kind.NO_NOISE)]))
+        file.append(evidence("certificate", client, doubts=[doubt(DoubtKind.NO_NOISE)]))
     for attack in attacks:
         for client in range(2):
             for repeat in range(2):

@@ -15,7 +15,7 @@ import pytest
 
 from fedglass.report.html import write_report
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import Certificate, Game, KnownFact, Record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -121,7 +121,7 @@ def test_it_fits_every_width_with_everything_open(
     make_certificate: Callable[..., Certificate],
 ) -> None:
     long = "unbroken" * 30
-    said = [doubt(Kind.NOT_AS_DECLARED, found=long), doubt(Kind.OTHER_DOMAIN)]
+    said = [doubt(DoubtKind.NOT_AS_DECLARED, found=long), doubt(DoubtKind.OTHER_DOMAIN)]
     record = make_case(
         audit_directory,
         long,
@@ -136,7 +136,7 @@ def test_it_fits_every_width_with_everything_open(
     told = {"view": long, "doubts": said}
     evidence = [
         make_evidence("game", **told, game=make_game(statistic=long)),
-        make_evidence("game", 1, view=long, doubts=[doubt(Kind.GAME_NOT_PLAYED, why=long)]),
+        make_evidence("game", 1, view=long, doubts=[doubt(DoubtKind.GAME_NOT_PLAYED, why=long)]),
         make_evidence("certificate", 2, **told, certificate=make_certificate(assumptions={long: long})),
         make_evidence("certificate", 3, **told),
     ]

@@ -15,7 +15,7 @@ from fedglass.report.html import write_report
 from fedglass.report.page import short_names
 from fedglass.report.sections import CHARTS
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
 from fedglass.verdict.records import Certificate, Game, Record
@@ -56,7 +56,7 @@ def four(
     build_evidence_audit: Callable[..., Path],
 ) -> dict[str, Path]:
     """One audit of each state."""
-    none = make_evidence("certificate", doubts=[doubt(Kind.NO_NOISE)])
+    none = make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)])
     bound = make_evidence("certificate", certificate=make_certificate())
     exposed, harmless = (make_evidence("game", game=make_game(rate)) for rate in (0.90625, 0.0))
     low = {"metrics": {"psnr": [9.0] * 4}}
@@ -112,12 +112,12 @@ def test_a_game_is_told_in_one_sentence_with_a_chart_and_both_rates(four: dict[s
 def test_games_that_were_not_played_or_decide_nothing_say_why(
     tmp_path: Path, make_evidence: Make, make_game: Make
 ) -> None:
-    unplayed = [make_evidence("game", n, doubts=[doubt(Kind.NO_CANDIDATES, found=3, least=200)]) for n in range(2)]
+    unplayed = [make_evidence("game", n, doubts=[doubt(DoubtKind.NO_CANDIDATES, found=3, least=200)]) for n in range(2)]
     other = make_evidence(
         "game",
         2,
         game=make_game(control="", control_top1=None, control_low=None, control_high=None, control_scores=[]),
-        doubts=[doubt(Kind.NO_CONTROL, why="")],
+        doubts=[doubt(DoubtKind.NO_CONTROL, why="")],
     )
     part = section(page(tmp_path, *unplayed, other), "games")
     text = text_of(part)
@@ -132,12 +132,12 @@ def test_of_many_games_the_worst_are_drawn(make_evidence: Make, make_game: Make)
     records = [make_evidence("game", n, game=make_game(n / 32)) for n in range(CHARTS + 5)]
     found = games_of(records, Gate(), short_names(records))
     assert found is not None
-    assert found.table is not None
-    assert len(found.table.rows) == CHARTS + 5
-    assert [figure.title for figure in found.details[:2]] == [
+    assert found["table"] is not None
+    assert len(found["table"].rows) == CHARTS + 5
+    assert [figure.title for figure in found["details"][:2]] == [
         f"the server sees client {n}'s update, round 1" for n in (CHARTS + 4, CHARTS + 3)
     ]
-    assert len(found.details) == CHARTS
+    assert len(found["details"]) == CHARTS
     assert games_of([make_evidence("certificate")], Gate(), {}) is None
 
 
@@ -167,14 +167,14 @@ def test_a_certificate_with_little_to_say_says_only_that(make_evidence: Make) ->
     records = [make_evidence("certificate", certificate=bare)]
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
-    (stated,) = found.details
-    assert [row[0] for row in stated.facts.rows] == [
+    (stated,) = found["details"]
+    assert [row[0] for row in stated["facts"].rows] == [
         "success in naming a record",
         "single records",
         "rounds",
         "accounting",
     ]
-    assert stated.assumptions.rows == []
+    assert stated["assumptions"].rows == []
 
 
 @pytest.mark.parametrize(
@@ -197,21 +197,21 @@ def test_how_long_and_by_what_a_certificate_holds(
     records = [make_evidence("certificate", certificate=make_certificate(**changes))]
     found = certificates_of(records, Gate(), short_names(records))
     assert found is not None
-    assert found.table is not None
-    told = [row[1] for row in found.details[0].facts.rows]
+    assert found["table"] is not None
+    told = [row[1] for row in found["details"][0]["facts"].rows]
     assert words in told or any(str(each).endswith(words) for each in told)
     planned = "" if changes.get("planned", 4) is None else "4 planned: "
-    assert str(getattr(found.table.rows[0][4], "note", "")).startswith(planned)
+    assert str(getattr(found["table"].rows[0][4], "note", "")).startswith(planned)
 
 
 def test_without_a_certificate_one_sentence_says_why(
     tmp_path: Path, make_evidence: Make, make_certificate: Make, make_game: Make
 ) -> None:
-    unbounded = [doubt(Kind.NO_NOISE), doubt(Kind.STATISTICS_SENT)]
+    unbounded = [doubt(DoubtKind.NO_NOISE), doubt(DoubtKind.STATISTICS_SENT)]
     records = [
         *(make_evidence("certificate", n, doubts=unbounded) for n in range(2)),
         make_evidence("certificate", 2, certificate=make_certificate(success=[0.2])),
-        make_evidence("certificate", 3, certificate=make_certificate(), doubts=[doubt(Kind.NOISE_REFUTED)]),
+        make_evidence("certificate", 3, certificate=make_certificate(), doubts=[doubt(DoubtKind.NOISE_REFUTED)]),
         make_evidence("certificate", 4, certificate=make_certificate(success_planned=None)),
         make_evidence("game", 4, game=make_game()),
         make_evidence("certificate", 5),
@@ -232,7 +232,7 @@ def test_without_a_certificate_one_sentence_says_why(
 def test_trust_is_told_where_the_certificate_rests_on_it(
     tmp_path: Path, make_evidence: Make, make_certificate: Make, build_evidence_audit: Make
 ) -> None:
-    record = make_evidence("certificate", certificate=make_certificate(), doubts=[doubt(Kind.NO_TRUTH)])
+    record = make_evidence("certificate", certificate=make_certificate(), doubts=[doubt(DoubtKind.NO_TRUTH)])
     trusting = build_evidence_audit(tmp_path / "a", record, gate=Gate(trust_declared=True))
     text = verdict_box(write_report(trusting).read_text())
     assert "No leak: certified" in text
@@ -255,7 +255,7 @@ def test_exact_attacks_say_by_which_method_they_read_or_why_they_did_not(
         metrics={},
         pictures=[],
         labels_recovered=[],
-        doubts=[doubt(Kind.NO_EXACT_METHOD, reasons="division: no dense layer sees the images")],
+        doubts=[doubt(DoubtKind.NO_EXACT_METHOD, reasons="division: no dense layer sees the images")],
     )
     html = page(tmp_path, read, unsure, nothing)
     text = text_of(section(html, "figures"))
@@ -275,6 +275,6 @@ def test_what_is_not_an_attack_is_not_listed_among_the_attacks(four: dict[str, P
 
 
 def test_an_audit_of_certificates_alone_has_a_page(tmp_path: Path, make_evidence: Make) -> None:
-    html = page(tmp_path, make_evidence("certificate", doubts=[doubt(Kind.NO_NOISE)]))
+    html = page(tmp_path, make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)]))
     assert "No attack was run." in verdict_box(html)
     assert "3 x 32 x 32" in section(html, "threat")

@@ -16,7 +16,7 @@ from fedglass.core.errors import UsageError
 from fedglass.report.html import WORST, audit_page, write_report
 from fedglass.report.page import Album, PageTable, environment, render
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
 from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
@@ -127,7 +127,7 @@ def test_everything_is_escaped(
         key="k",
         attack_repr=NASTY,
         view=NASTY,
-        doubts=[doubt(Kind.NOT_REPLAYED, why=NASTY), doubt(Kind.NO_EXACT_METHOD, reasons=NASTY)],
+        doubts=[doubt(DoubtKind.NOT_REPLAYED, why=NASTY), doubt(DoubtKind.NO_EXACT_METHOD, reasons=NASTY)],
         method=NASTY,
         knows={NASTY: KnownFact(text=NASTY, oracle=True)},
         versions={NASTY: NASTY},
@@ -141,7 +141,7 @@ def test_everything_is_escaped(
     bound = make_evidence("certificate", view=NASTY, certificate=make_certificate(**told), doubts=record.doubts)
     none = make_evidence("certificate", 1, view=NASTY, doubts=record.doubts)
     played = make_evidence("game", view=NASTY, game=make_game(statistic=NASTY, control=NASTY))
-    idle = make_evidence("game", 1, view=NASTY, doubts=[doubt(Kind.GAME_NOT_PLAYED, why=NASTY)])
+    idle = make_evidence("game", 1, view=NASTY, doubts=[doubt(DoubtKind.GAME_NOT_PLAYED, why=NASTY)])
     for item in (record.model_copy(update={"client": NASTY}), failed, bound, none, played, idle):
         RecordFile(directory / "records.jsonl").append(item)
     (directory / "plan.toml").write_text(NASTY)

@@ -11,7 +11,7 @@ import pytest
 
 from fedglass.report.pipelines import junit, outcomes_of, write_junit
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Certificate, Game, Record
 from fedglass.verdict.summary import summarise
@@ -93,7 +93,7 @@ def test_no_score_is_skipped_and_no_pass(audit_directory: Path, make_case: Calla
 
 def test_nothing_in_a_name_breaks_the_document(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     nasty = make_case(audit_directory, "dlg", 0, 9, key="nasty", view="v")
-    said = Doubt(kind=Kind.NOT_AS_DECLARED, details={"found": NASTY})
+    said = Doubt(kind=DoubtKind.NOT_AS_DECLARED, details={"found": NASTY})
     changed = nasty.model_copy(update={"attack": NASTY, "view": NASTY, "doubts": [said]})
     root = ElementTree.fromstring(junit(outcomes_of([changed], Gate()), Gate()).encode())
     (case,) = root.iter("testcase")
@@ -111,10 +111,10 @@ def test_games_and_certificates_are_cases_and_exposed_records_a_failure(
     records = {
         "exposed": make_evidence("game", 0, game=make_game()),
         "harmless": make_evidence("game", 1, game=make_game(0.0)),
-        "unplayed": make_evidence("game", 2, doubts=[doubt(Kind.NO_CANDIDATES, found=1, least=200)]),
+        "unplayed": make_evidence("game", 2, doubts=[doubt(DoubtKind.NO_CANDIDATES, found=1, least=200)]),
         "bounded": make_evidence("certificate", 1, certificate=make_certificate()),
         "weak": make_evidence("certificate", 2, certificate=make_certificate(success=[0.3])),
-        "none": make_evidence("certificate", 3, doubts=[doubt(Kind.NO_NOISE)]),
+        "none": make_evidence("certificate", 3, doubts=[doubt(DoubtKind.NO_NOISE)]),
         "refuted": make_evidence("certificate", 0, certificate=make_certificate(success_planned=None)),
     }
     root = parsed(build_evidence_audit(tmp_path / "a", *records.values()))
@@ -138,11 +138,11 @@ def test_games_and_certificates_are_cases_and_exposed_records_a_failure(
 def test_what_an_exact_attack_reads_without_truth_is_a_failure(
     audit_directory: Path, make_case: Callable[..., Record]
 ) -> None:
-    told = {"metrics": {}, "pictures": [], "doubts": [doubt(Kind.NO_TRUTH)], "method": "division"}
+    told = {"metrics": {}, "pictures": [], "doubts": [doubt(DoubtKind.NO_TRUTH)], "method": "division"}
     for explains, kind in ((True, "leak"), (False, "inconclusive")):
         (outcome,) = outcomes_of([make_case(audit_directory, "exact", 0, 0, explains=explains, **told)], Gate())
         assert outcome.kind == kind
-    nothing = [doubt(Kind.NO_EXACT_METHOD, reasons="division: no dense layer")]
+    nothing = [doubt(DoubtKind.NO_EXACT_METHOD, reasons="division: no dense layer")]
     unread = make_case(audit_directory, "exact", 0, 0, metrics={}, pictures=[], doubts=nothing)
     (outcome,) = outcomes_of([unread], Gate())
     assert outcome.kind == "none"

@@ -11,12 +11,12 @@ import pytest
 
 from fedglass.report.charts import ChartRow, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
-from fedglass.report.html import audit_page, ended
-from fedglass.report.page import short_names
+from fedglass.report.html import _origin, audit_page, ended
+from fedglass.report.page import message_name, short_names
 from fedglass.report.sections import images_by_owner
 from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
 from fedglass.verdict.threat import STANDPOINTS
@@ -85,10 +85,10 @@ def test_one_threat_model_with_what_differs_in_a_table(tmp_path: Path, make_case
 
 def test_who_could_do_it_and_who_is_behind(tmp_path: Path, make_case: Make) -> None:
     records = [make_case(tmp_path, "dlg", 0, 0, **PEER), make_case(tmp_path, "dlg", 1, 0, **SUM)]
-    peer, aggregate = threat_section(records, short_names(records)).adversaries
-    assert "Any of the 4 participants could do this" in peer.lines[0]
-    assert "images of 3 other clients, 4 images in all" in peer.lines[1]
-    assert "images of 4 clients, 4 images in all" in aggregate.lines[0]
+    peer, aggregate = threat_section(records, short_names(records))["adversaries"]
+    assert "Any of the 4 participants could do this" in peer["lines"][0]
+    assert "images of 3 other clients, 4 images in all" in peer["lines"][1]
+    assert "images of 4 clients, 4 images in all" in aggregate["lines"][0]
 
 
 def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -> None:
@@ -120,10 +120,30 @@ def test_short_names_are_told_apart(tmp_path: Path, make_case: Make) -> None:
     }
 
 
+def test_a_message_is_named_with_its_round_once(tmp_path: Path, make_case: Make) -> None:
+    facts = SERVER | {"view": "a", "view_name": "server, round robin"}
+    plain = make_case(tmp_path, "dlg", 0, 0, **facts)
+    joint = make_case(tmp_path, "dlg", 0, 0, **facts, extra={"rounds": 3})
+    assert message_name(plain, short_names([plain])) == "server, round robin, round 1"
+    assert message_name(joint, short_names([joint])) == "server, round robin"
+    later = plain.model_copy(update={"view": "b", "round": 2})
+    names = short_names([plain, later])
+    assert [message_name(record, names) for record in (plain, later)] == list(names.values())
+
+
+def test_the_owner_of_an_image_is_named_unless_the_message_is_named_after_it(tmp_path: Path, make_case: Make) -> None:
+    peer = make_case(tmp_path, "dlg", 0, 0, **(PEER | {"owners": ["3"] * 4}))
+    assert _origin(peer, "3", {peer.view: "peer 3"}) == ["dlg", "peer 3, round 1", "3"]
+    server = make_case(tmp_path, "dlg", 0, 0, **SERVER)
+    assert _origin(server, None, short_names([server])) == ["dlg", "server, client 0, round 1"]
+
+
 def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, make_case: Make) -> None:
     figures = [{"found": found, "truth": 0.01} for found in (0.3, 0.1, 0.2)]
     records = [
-        make_case(tmp_path, "dlg", 0, n, doubts=[doubt(Kind.SEARCH_FAILED, **told)], energy_truth=None, label_errors=0)
+        make_case(
+            tmp_path, "dlg", 0, n, doubts=[doubt(DoubtKind.SEARCH_FAILED, **told)], energy_truth=None, label_errors=0
+        )
         for n, told in enumerate(figures)
     ]
     html = written(tmp_path, *records)
@@ -133,14 +153,24 @@ def test_a_doubt_is_explained_once_and_labelled_at_each_case(tmp_path: Path, mak
 
 
 def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, make_case: Make) -> None:
-    said = [Kind.NO_TRUTH, Kind.LOW_POWER, Kind.NO_NOISE, Kind.DECLARATION_TRUSTED, Kind.ZERO_UPDATE, Kind.NO_CONTROL]
+    said = [
+        DoubtKind.NO_TRUTH,
+        DoubtKind.LOW_POWER,
+        DoubtKind.NO_NOISE,
+        DoubtKind.DECLARATION_TRUSTED,
+        DoubtKind.ZERO_UPDATE,
+        DoubtKind.NO_CONTROL,
+    ]
     records = [make_case(tmp_path, "dlg", 0, 0, doubts=[doubt(kind) for kind in said], metrics={})]
     asked = doubts_by_question(records, Gate())
     assert [(question, [flag.kind for flag, _, _ in groups]) for question, groups in asked] == [
-        ("Is the message what was declared?", [Kind.ZERO_UPDATE]),
-        ("Is the protection as declared, and is it strong enough?", [Kind.NO_NOISE, Kind.DECLARATION_TRUSTED]),
-        ("Does the message single out its records?", [Kind.LOW_POWER, Kind.NO_CONTROL]),
-        ("What do the pictures show?", [Kind.NO_TRUTH]),
+        ("Is the message what was declared?", [DoubtKind.ZERO_UPDATE]),
+        (
+            "Is the protection as declared, and is it strong enough?",
+            [DoubtKind.NO_NOISE, DoubtKind.DECLARATION_TRUSTED],
+        ),
+        ("Does the message single out its records?", [DoubtKind.LOW_POWER, DoubtKind.NO_CONTROL]),
+        ("What do the pictures show?", [DoubtKind.NO_TRUTH]),
     ]
     html = section(written(tmp_path, *records), "doubts")
     places = [html.index(question) for question, _ in asked]
@@ -149,7 +179,7 @@ def test_doubts_stand_under_their_questions_the_serious_first(tmp_path: Path, ma
 
 def test_doubts_of_one_kind_are_told_together() -> None:
     def merge(*values: object) -> object:
-        return merged([doubt(Kind.NOT_REPLAYED, why=value) for value in values]).details["why"]
+        return merged([doubt(DoubtKind.NOT_REPLAYED, why=value) for value in values]).details["why"]
 
     assert merge(3, 1, 2) == "1 to 3"
     assert merge(0.5, 0.5) == 0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedglass.report.pipelines import sarif, write_sarif
 from fedglass.verdict.directory import RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Game, Record
 from fedglass.verdict.summary import summarise
@@ -121,7 +121,10 @@ def test_no_score_without_a_doubt_is_a_finding(audit_directory: Path, make_case:
 
 
 def test_an_exposed_message_is_an_error(make_evidence: Callable[..., Record], make_game: Callable[..., Game]) -> None:
-    records = [make_evidence("game", game=make_game()), make_evidence("certificate", doubts=[doubt(Kind.NO_NOISE)])]
+    records = [
+        make_evidence("game", game=make_game()),
+        make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)]),
+    ]
     log = sarif(records, Gate())
     valid(log)
     (run,) = log["runs"]
@@ -131,7 +134,7 @@ def test_an_exposed_message_is_an_error(make_evidence: Callable[..., Record], ma
 
 def test_names_are_no_placeholders_and_no_links(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     nasty = "{0} [here](https://example.org) \\ <b>"
-    said = [doubt(Kind.NOT_AS_DECLARED, found=nasty)]
+    said = [doubt(DoubtKind.NOT_AS_DECLARED, found=nasty)]
     log = sarif([make_case(audit_directory, nasty, 0, 0, key="n", view=nasty, doubts=said)], Gate())
     valid(log)
     assert "{{0}} \\[here\\](https://example.org) \\\\ <b>" in log["runs"][0]["results"][0]["message"]["text"]

@@ -11,9 +11,13 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
+from fedglass.attack.images.latent import GeneratorWeights
+from fedglass.attack.parts import no_progress
+from fedglass.attack.terms.term import Scaled, ScaleRule, Sum, Term
 from fedglass.cli.main import cli
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import stream
+from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, gaussian_epsilon
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.outpost import Outpost
@@ -25,10 +29,11 @@ from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, me
 from fedglass.reproduce.charts import _x_of, charts_of
 from fedglass.reproduce.compare import compare_cells, remarks
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.paper import Setup
+from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.populations import KINDS, populations
-from fedglass.reproduce.probes.reconstruct import Invert
+from fedglass.reproduce.probes.reconstruct import Invert, Retried
 from fedglass.reproduce.tables import Printed, Request, table
 from fedglass.verdict.records import Record
 
@@ -90,6 +95,41 @@ def test_defences_are_those_of_the_row() -> None:
     assert clip == Clip(10.0)
     assert isinstance(noise, GaussianNoise)
     assert gaussian_epsilon(Mechanism(noise.std / 10, 1.0, 1), DELTA) == pytest.approx(1000, rel=1e-3)
+
+
+def test_both_readings_of_the_total_variation_at_the_papers_size() -> None:
+    row = table("c2f-table1").rows[2]
+    by_equation, stated = (_priors(inverted(row, method, Request(10))) for method in ("ours", "ours-stated"))
+    assert all(isinstance(prior, ScaleRule) and prior.weight(224, 224) < 0.0001 for prior in by_equation)
+    assert [prior.weight for prior in stated if isinstance(prior, Scaled)] == [0.005, 0.005]
+
+
+def _priors(experiment: Experiment) -> list[Term]:
+    assert isinstance(experiment.probe, Invert)
+    objectives = [stage.objective for stage in experiment.probe.attack.stages]
+    return [objective.terms[-1] for objective in objectives if isinstance(objective, Sum)]
+
+
+def test_fedleaks_own_setup_has_sigmoid_and_batch_statistics() -> None:
+    own, main = setup("c2f-figure20", 5), setup("c2f-figure20", 6)
+    assert (own.network, own.training.batch_norm) == ("resnet18_sigmoid", BatchNorm.BATCH)
+    assert (main.network, main.training.batch_norm) == ("resnet18", BatchNorm.FROZEN)
+
+
+def test_table_4_counts_the_retries_of_one_message() -> None:
+    of = table("c2f-table4")
+    makes = paper_of(of).tables["c2f-table4"].experiment
+    probes = [makes(of.rows[2], method, Request(1)).probe for method in of.methods]
+    images = [stage.images for probe in probes if isinstance(probe, Retried) for stage in probe.attack.stages]
+    assert [part.crop for part in images if isinstance(part, GeneratorWeights)] == [False, True]
+    small = Setup("cifar10", "lenet", Training(1.0), 1)
+    attack = Method("fedleak", options={"width": 4}).attack(Request(2))
+    experiment = Experiment(small, Retried(attack, 3))
+    clients = clients_of_message(small, populations(["cifar10"], [], None, 0)["cifar10"], 0)
+    target = SimulatedMessage(experiment, clients, 0).target()
+    measures = experiment.probe.measure(target, 0, no_progress).record["extra"]["measures"]
+    assert measures["average"] < measures["best"] == measures["psnr"]
+    assert measures["median"] <= measures["best"]
 
 
 def test_less_budget_is_more_noise() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fedglass.audit.cases import NoProgress
+from fedglass.audit.cases import QuietProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess
@@ -45,23 +45,26 @@ def test_entries_of_one_table_can_be_chosen() -> None:
 
 def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place, results = tmp_path / "out", tmp_path / "results"
-    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, QuietProgress())
     assert written.written == len(planned) == 2
     lines = read_results(results).lines
     assert [line.client for line in lines] == [0, 1]
     assert all(line.metrics["label_errors"] >= 0 for line in lines)
     assert str(tmp_path) not in (results / "dlfa.jsonl").read_text()
-    again = run_campaign(planned, place, results, InProcess(), 1, 1.0, NoProgress())
+    text = (results / "dlfa.jsonl").read_text()
+    (results / "dlfa.jsonl").write_text(text.replace(lines[0].key, "0" * 32))  # keys change with the classes of parts
+    again = run_campaign(planned, tmp_path / "elsewhere", results, InProcess(), 1, 1.0, QuietProgress())
     assert again.written == 0
+    assert len(read_results(results).lines) == 2
 
 
 def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place = tmp_path / "out"
-    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, NoProgress())
+    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, QuietProgress())
     before = (place / "records.jsonl").read_bytes()
-    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, NoProgress())
+    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, QuietProgress())
     assert (place / "records.jsonl").read_bytes() == before
-    assert read_results(tmp_path / "first").keys() == read_results(tmp_path / "second").keys()
+    assert read_results(tmp_path / "first").places() == read_results(tmp_path / "second").places()
 
 
 def test_the_cost_of_an_entry_is_estimated_when_its_turn_comes(planned: list[PlannedRun]) -> None:
@@ -81,19 +84,34 @@ def test_the_cost_of_an_entry_is_estimated_when_its_turn_comes(planned: list[Pla
     assert len(timed) == 2 * first
 
 
+def test_a_case_that_two_tables_have_is_run_once_and_is_a_line_of_both(tmp_path: Path) -> None:
+    first, second = (
+        plan_campaign([Entry(name, row, ("geometry",), 1)], None, ["femnist=glyphs"], 0)[0][1]
+        for name, row in (("sme-table1", "3"), ("sme-table5", "1"))
+    )
+    for name, parts in (("together", [first + second]), ("in turn", [first, second])):
+        for runs in parts:
+            run_campaign(runs, tmp_path / name, tmp_path / f"results {name}", InProcess(), 1, 1.0, QuietProgress())
+        lines = read_results(tmp_path / f"results {name}").lines
+        assert [line.table for line in lines] == ["sme-table1", "sme-table5"]
+        assert lines[0].metrics == lines[1].metrics
+        assert "sme-table5 --rows 1" in lines[1].command
+        assert len((tmp_path / name / "records.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     cheap, other = planned
     unit = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1.0).seconds
     slow = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1800.0 / unit)
-    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, NoProgress())
+    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, QuietProgress())
     assert written.written == 1
-    assert read_results(tmp_path / "results").keys() == {cheap.case.key}
+    assert read_results(tmp_path / "results").places() == {cheap.place}
 
 
 def test_nothing_starts_after_the_time_is_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     times = iter([0.0, 3700.0])
     written = run_campaign(
-        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, NoProgress(), lambda: next(times)
+        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, QuietProgress(), lambda: next(times)
     )
     assert written.written == 0
 

@@ -10,7 +10,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
-from fedglass.audit.cases import NoProgress
+from fedglass.audit.cases import QuietProgress
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
@@ -19,24 +19,24 @@ from fedglass.defend.dpsgd import GhostDPSGD
 from fedglass.execution.processes import executor_for
 from fedglass.federation.behaviours import Honest, SignFlip
 from fedglass.federation.views import Knows
-from fedglass.fl.aggregate.rule import WeightedMean
+from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import MeanGradient
-from fedglass.models.init import Orthogonal
+from fedglass.models.init import KaimingUniform, Orthogonal, PyTorchDefault
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
 from fedglass.reproduce.cases import cells, check_options, method_titles
 from fedglass.reproduce.charts import charts_of
 from fedglass.reproduce.compare import NO_BETTER, compare_cells
 from fedglass.reproduce.messages import PlayedFederation, federation_of_run
-from fedglass.reproduce.paper import Experiment, FederationRun, Setup, paper_of, peer_setup
+from fedglass.reproduce.paper import ClientTraining, Experiment, FederationRun, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import malicious
 from fedglass.reproduce.populations import Population, populations
-from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, accuracies, joint_rmse
+from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse, accuracies, joint_rmse
 from fedglass.reproduce.run import run
 from fedglass.reproduce.tables import Request, table
 from fedglass.verdict.directory import Strips
 
-TESTED = [f"malicious-table{number}" for number in range(1, 5)]
+TESTED = [*(f"malicious-table{number}" for number in range(1, 5)), "malicious-clipping"]
 
 
 def made(name: str, row: int, method: str, request: Request | None = None) -> Experiment:
@@ -83,13 +83,23 @@ def test_a_method_is_a_poison_a_noise_or_a_rule() -> None:
     assert course_of(made("malicious-table3", 2, "dnc", Request(rounds=7))) == FederationRun(7, DnC(), Honest(), 0.1)
 
 
+def test_clipping_is_tried_with_other_initial_weights_pixels_and_networks() -> None:
+    assert made("malicious-clipping", 1, "dp3") == made("malicious-table2", 1, "dp3")
+    setups = [made("malicious-clipping", row, "dp0").setup for row in (2, 3, 4)]
+    assert [(s.data, s.network, s.init) for s in setups] == [
+        ("mnist-plain", "lenet5", KaimingUniform()),
+        ("mnist", "lenet_tanh", KaimingUniform()),
+        ("mnist", "lenet5", PyTorchDefault()),
+    ]
+
+
 def test_the_same_federation_in_four_tables_is_run_once() -> None:
     same = [("malicious-table2", 1, "dp0"), ("malicious-table3", 1, "mean"), ("malicious-table4", 1, "mean")]
     assert all(made(*each) == made("malicious-table1", 1, "passive") for each in same)
     assert made("malicious-table2", 2, "dp3") != made("malicious-table2", 2, "dp0")
 
 
-@pytest.mark.parametrize("name", malicious.READ)
+@pytest.mark.parametrize("name", [*malicious.READ_TRAINED, *malicious.READ])
 def test_figures_are_rounds_that_the_adversary_sees(name: str) -> None:
     of, small = table(name), Request(images=2, iterations=3)
     for row in of.rows:
@@ -98,8 +108,9 @@ def test_figures_are_rounds_that_the_adversary_sees(name: str) -> None:
             clients = row.setting.get("clients", 10)
             assert found.setup.sizes == (2,) * clients
             assert course_of(found).rounds == row.setting["round"]
+            assert (course_of(found).before is None) == (name in malicious.READ)
             assert found.knows.labels
-            assert isinstance(found.probe, PeerRmse)
+            assert isinstance(found.probe, PeerRmse | ValidatedRmse)
             assert found.probe.iterations == 3
             assert isinstance(found.setup.gradient, GhostDPSGD) == bool(row.setting.get("noise"))
     assert made(name, 1, "ours").setup.sizes == ((2,) * 4 if name == "malicious-rounds" else (100,) * 10)
@@ -174,6 +185,20 @@ def test_the_adversary_sees_the_round_after_those_before_it(population: Populati
     assert seen.own is not None
 
 
+def test_only_the_attacked_batch_of_a_client_with_more_data_is_fixed(population: Population) -> None:
+    before = ClientTraining(30, Training(0.05, batch_size=10, steps=2))
+    setup = small(FederationRun(3, alpha=0.5, before=before), (4, 4, 4))
+    target = played(setup, population)
+    federation = federation_of_run(setup, population, 0, derive(0, "run", 0))
+    *_, second, _ = federation.play(3)
+    name = next(iter(second.after))
+    assert torch.equal(target.observation.before[name], second.after[name]), "the rounds before take all examples"
+    attacked = torch.cat([client.images[:4] for client in federation.clients[1:]])
+    assert torch.equal(target.known_truth.private.images, attacked)
+    knows = target.observation.knows
+    assert (knows.training, knows.sizes) == (setup.training, (4, 4, 4))
+
+
 def test_where_the_rule_lets_nobody_else_through_a_later_round_is_seen(population: Population) -> None:
     """Krum takes one update, now and then the adversary's own."""
     setup = small(FederationRun(1, Krum()), (4, 4, 4, 4, 4))
@@ -195,6 +220,18 @@ def test_an_attack_is_held_against_the_best_guess(population: Population) -> Non
     assert len(finding.evidence.shown) == 4, "those of the two others"
 
 
+@pytest.mark.parametrize("rule", [WeightedMean(), Krum()])
+def test_a_rate_is_chosen_on_images_that_the_adversary_knows(population: Population, rule: Aggregator) -> None:
+    target = played(small(FederationRun(1, rule), (2, 2, 2, 2, 2)), population)
+    named = "mean" if rule == WeightedMean() else "one_client"
+    tried = [maliciously_curious_client(OracleLabels(), rule=named, iterations=n) for n in (1, 3)]
+    validated = ValidatedRmse(((1e-3, tried[0]), (1e-2, tried[1])), 2, rule).measure(target, 0, no_progress)
+    measures = validated.record["extra"]["measures"]
+    best = tried[0] if measures["rate"] == 1e-3 else tried[1]
+    assert measures["rmse"] == PeerRmse(best, 2).measure(target, 0, no_progress).record["extra"]["measures"]["rmse"]
+    assert measures["rmse_rehearsed"] != measures["rmse"], "the round of the validation is another"
+
+
 def test_rmse_is_that_of_equation_14() -> None:
     images, truth = torch.rand(3, 1, 4, 4), torch.rand(3, 1, 4, 4)
     each = [float((a - b).square().mean().sqrt()) for a, b in zip(images, truth, strict=True)]
@@ -205,7 +242,7 @@ def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
     of, request = table("malicious-rounds"), Request(iterations=2)
     found = populations(["mnist"], [], None, 0)
     planned = cells(of, of.rows[:2], ["ours"], 2, found, request, 0)
-    records = run(planned[:1], tmp_path, executor_for(1), NoProgress())
+    records = run(planned[:1], tmp_path, executor_for(1), QuietProgress())
     assert [record.status for record in records.values()] == ["done", "done"]
     (line,) = compare_cells(of, planned[:1], records)
     assert f"({NO_BETTER}" in line.measured["rmse"], "two iterations read nothing"
@@ -218,7 +255,7 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
     """A picture in another contrast is no better than a guess by RMSE, and shows the image."""
     of = table("malicious-rounds")
     planned = cells(of, of.rows[:1], ["ours"], 1, populations(["mnist"], [], None, 0), Request(iterations=1), 0)
-    (record,) = run(planned, tmp_path, executor_for(1), NoProgress()).values()
+    (record,) = run(planned, tmp_path, executor_for(1), QuietProgress()).values()
 
     def told(**measures: float) -> str:
         changed = record.model_copy(update={"extra": {**record.extra, "measures": measures}})
@@ -233,11 +270,11 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
 def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:
     of, request = table("malicious-table1"), Request(rounds=11, images=10)
     planned = cells(of, of.rows[:1], ["passive", "flip"], 1, populations(["mnist"], [], None, 0), request, 0)
-    records = run(planned, tmp_path, executor_for(1), NoProgress())
+    records = run(planned, tmp_path, executor_for(1), QuietProgress())
     (chart,) = charts_of(of, planned, records)
     assert (chart.note, chart.svg.count("<polyline")) == ("MNIST", 2)
     assert chart.svg.count("<circle") >= 4, "after 10 and after 11 rounds"
-    assert run(planned, tmp_path, executor_for(1), NoProgress()).keys() == records.keys()
+    assert run(planned, tmp_path, executor_for(1), QuietProgress()).keys() == records.keys()
 
 
 def test_the_papers_own_data_are_split(shared_data: Path) -> None:

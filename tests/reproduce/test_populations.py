@@ -162,7 +162,7 @@ def test_a_folder_without_the_file_falls_back_to_embedded_images(tmp_path: Path)
 def test_the_shared_stand_ins(shared_data: Path) -> None:
     found = populations(["femnist", "cifar100"], [], shared_data, 0)
     assert found["femnist"].describe() == (
-        "STAND-IN for FEMNIST: handwritten digits of 12 writers with labels drawn from 62 classes"
+        "STAND-IN for FEMNIST: handwritten digits of 12 clients with labels drawn from 62 classes"
     )
     name, images, labels = found["femnist"].client(11, 50)
     assert (name, len(images), len(labels.unique()) > 20) == ("writer 11 (client 11)", 50, True)

@@ -138,6 +138,14 @@ def test_the_page_has_all_papers_and_their_tables() -> None:
     assert "malicious-table4" in text
 
 
+def test_what_a_paper_has_no_column_for_is_shown_where_it_was_measured() -> None:
+    measured = result(0, 30.0).model_copy(update={"metrics": {"psnr": 30.0, "lpips": 0.1234, "hours": 1.0}})
+    text = page([measured], {})
+    assert "LPIPS: paper | measured | blind guess" in text
+    assert "| – | 0.123 | – |" in text
+    assert "hours" not in text.partition("### sme-table2")[2].partition("###")[0]
+
+
 def test_unsupported_numbers_are_found() -> None:
     lines = [result(0, 30.04)]
     assert unsupported_numbers("sme", "We measured 30.0 dB and 40.0 dB; `sme(1.5)` and 3 clients.", lines) == ["40.0"]

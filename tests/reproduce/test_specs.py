@@ -92,7 +92,7 @@ def test_later_rounds_are_warmed_up() -> None:
     assert [None if w is None else (w.rounds, w.examples) for w in rounds] == [None, (5, 50), (10, 50)]
     trained = made("sme-table6", 13, "sme").setup.warm_up
     assert trained is not None
-    assert (trained.rounds, trained.training.batch_size, trained.called) == (20, 50, 10)
+    assert (trained.rounds, trained.training.batch_size, trained.share) == (20, 50, 0.1)
     assert isinstance(made("sme-table5", 1, "geometry").probe, Geometry)
 
 

@@ -16,7 +16,7 @@ from fedglass.core.resumable import STATE
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 from fedglass.train.classifiers import (
     BEST,
     ClassifierOptions,
@@ -75,7 +75,8 @@ def train(
     data: Dataset | None = None,
 ) -> tuple[nn.Module, ClassifierTraining]:
     start = ClassifierStart(data or TRAIN, TEST, fresh(), "")
-    return start.model, train_to(targets, start, course, epochs, directory, heard or Heard())
+    heard = heard or Heard()
+    return start.model, train_to(targets, start, course, epochs, directory, heard.moved, heard.judged)
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -131,7 +132,7 @@ def test_it_is_plain_sgd_with_momentum(tmp_path: Path) -> None:
 
 def test_the_global_generator_is_left_alone(tmp_path: Path) -> None:
     start, before = ClassifierStart(TRAIN, TEST, fresh(), ""), torch.get_rng_state()
-    train_to((100.0,), start, COURSE, 2, tmp_path, Heard())
+    train_to((100.0,), start, COURSE, 2, tmp_path, Heard().moved, Heard().judged)
     assert torch.equal(before, torch.get_rng_state())
 
 

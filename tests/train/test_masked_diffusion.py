@@ -15,17 +15,12 @@ from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import ClassModel
 from fedglass.diffusion.folder import load_folder
 from fedglass.diffusion.stored import stored
-from fedglass.diffusion.training import TrainingOptions
-from fedglass.train.image_models import PICTURE, DiffusionOptions, learned_autoencoder, train_diffusion
+from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
+from fedglass.train.image_models import PICTURE, learned_autoencoder, train_diffusion
 
 
 def loaded(folder: Path) -> ClassModel:
     return ClassModel(load_folder(folder), "here")
-
-
-class Silent:
-    def moved(self, step: int, share: float, loss: float) -> None:
-        return None
 
 
 def data(seed: int = 0) -> Dataset:
@@ -33,12 +28,13 @@ def data(seed: int = 0) -> Dataset:
     return Dataset("six", images, torch.tensor([0, 1, 2] * 2), classes=3, whitening=Whitening((0.5,), (0.5,)))
 
 
-def teaching(steps: int, autoencoder: bool = False) -> DiffusionOptions:
-    return DiffusionOptions(TrainingOptions(steps=steps, batch_size=4), "transformer", "small", autoencoder)
+def trained(folder: Path, steps: int, autoencoder: bool = False) -> ImageModelTraining:
+    options = TrainingOptions(steps=steps, batch_size=4)
+    return train_diffusion(data(), options, folder, kind="transformer", autoencoder=autoencoder)
 
 
 def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
-    state = train_diffusion(data(), teaching(2), tmp_path, Silent())
+    state = trained(tmp_path, 2)
     model = loaded(tmp_path)
     assert (model.shape, model.network.classes, model.denoiser.decoder) == ((1, 8, 8), 3, None)
     assert model.denoiser.clamp
@@ -48,7 +44,7 @@ def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
 
 
 def test_with_an_autoencoder_latents_are_denoised_and_images_come_out(tmp_path: Path) -> None:
-    train_diffusion(data(), teaching(2, autoencoder=True), tmp_path, Silent())
+    trained(tmp_path, 2, autoencoder=True)
     model = loaded(tmp_path)
     autoencoder = model.denoiser.decoder
     assert isinstance(autoencoder, Autoencoder)
@@ -61,9 +57,9 @@ def test_with_an_autoencoder_latents_are_denoised_and_images_come_out(tmp_path: 
 
 
 def test_a_longer_training_goes_on_and_leaves_the_autoencoder_as_it_is(tmp_path: Path) -> None:
-    train_diffusion(data(), teaching(2, autoencoder=True), tmp_path, Silent())
+    trained(tmp_path, 2, autoencoder=True)
     named, first = stored(str(tmp_path)), loaded(tmp_path).denoiser.decoder
-    state = train_diffusion(data(), teaching(3, autoencoder=True), tmp_path, Silent())
+    state = trained(tmp_path, 3, autoencoder=True)
     assert state.step == 3
     assert stored(str(tmp_path)) != named
     again = loaded(tmp_path).denoiser.decoder
@@ -74,13 +70,11 @@ def test_a_longer_training_goes_on_and_leaves_the_autoencoder_as_it_is(tmp_path:
 
 def test_an_autoencoder_of_other_images_is_not_taken_over(tmp_path: Path) -> None:
     course = TrainingOptions(steps=4, batch_size=4)
-    learned_autoencoder(2 * data().images - 1, course, tmp_path, Silent())
+    learned_autoencoder(2 * data().images - 1, course, tmp_path)
     with pytest.raises(UsageError, match="another training"):
-        learned_autoencoder(2 * data(seed=1).images - 1, course, tmp_path, Silent())
+        learned_autoencoder(2 * data(seed=1).images - 1, course, tmp_path)
 
 
 def test_an_autoencoder_is_for_the_transformer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--kind transformer"):
-        train_diffusion(
-            data(), DiffusionOptions(TrainingOptions(steps=1), "ddpm", autoencoder=True), tmp_path, Silent()
-        )
+        train_diffusion(data(), TrainingOptions(steps=1), tmp_path, autoencoder=True)

@@ -25,8 +25,7 @@ from torch.nn import functional as F
 from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Source
+from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.builtin import glyphs, photos

@@ -25,8 +25,7 @@ from fedglass.attack.terms.layers import GrowingCosine, Ramp
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.audit.public import Public
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Source
+from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
@@ -53,7 +52,7 @@ from fedglass.models.fixed import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm, coarse_to_fine_statistics
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 
 SHAPE, CLASSES = (3, 12, 12), 10
 PLAIN = Whitening((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -75,7 +74,7 @@ FALSE = {
     OPEN: frozenset({"clear", "leak", "exposed"}),
 }
 """The verdicts that would be false."""
-NOT_SO, REFUTED = Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED
+NOT_SO, REFUTED = DoubtKind.NOT_AS_DECLARED, DoubtKind.NOISE_REFUTED
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Situation:
     source: Callable[[], Source]
     attack: AnyAttack | None
     """None: what every audit does is all that is done."""
-    doubt: Kind | None = None
+    doubt: DoubtKind | None = None
     """A doubt that must be raised."""
 
     @property
@@ -490,7 +489,7 @@ def row(
     truth: str,
     source: Callable[[], Source],
     by: AnyAttack | None = None,
-    doubt: Kind | None = None,
+    doubt: DoubtKind | None = None,
 ) -> Situation:
     return Situation(name, truth, source, by or attack(), doubt)
 
@@ -684,7 +683,7 @@ def _situations() -> Iterator[Situation]:
     yield row("batch statistics, by coarse_to_fine_batchnorm", LEAK, shallow, by_direction)
     yield row("batch statistics, prior under which the contrast fades", LEAK, shallow, faded(by_direction))
     last = simulated({"release": NoisyEnd(std=1.0)})
-    yield row("heavy noise in the last layer alone", LEAK, last, doubt=Kind.DEFENCE_NOT_BOUNDED)
+    yield row("heavy noise in the last layer alone", LEAK, last, doubt=DoubtKind.DEFENCE_NOT_BOUNDED)
     tiny_steps = Training(lr=1e-8)
     yield row(
         "recorded: tiny learning rate, clipped, other data said",
@@ -693,7 +692,7 @@ def _situations() -> Iterator[Situation]:
         doubt=NOT_SO,
     )
     contrast = simulated(model=grouped, examples=black_and_white())
-    yield row("group normalisation, black and white", LEAK, contrast, attack(tv=0.03), Kind.TRANSFORMED_MATCH)
+    yield row("group normalisation, black and white", LEAK, contrast, attack(tv=0.03), DoubtKind.TRANSFORMED_MATCH)
     yield row("attack that looks at the last layers alone", LEAK, simulated(), last_layers(attack(400)))
     yield from _over_rounds()
     yield from _statistics()
@@ -702,7 +701,7 @@ def _situations() -> Iterator[Situation]:
 
 def _over_rounds() -> Iterator[Situation]:
     """The same data in several rounds, which tell more together than each does."""
-    more = Kind.MORE_ROUNDS
+    more = DoubtKind.MORE_ROUNDS
     yield row("heavy noise, the data in 100,000 rounds", LEAK, simulated(noisy(0.1), rounds=100_000), doubt=more)
     four = Together(tuple(ServerView(0, index) for index in range(4)))
     yield row("some noise in four rounds, attacked together", LEAK, simulated(noisy(2e-4), rounds=4, view=four))
@@ -720,7 +719,7 @@ def _over_rounds() -> Iterator[Situation]:
     yield row("saved: two rounds of an aggregate together", LEAK, saved(simulated({}, {}, rounds=2, view=both)), LONG)
     yield row("saved: two rounds together, heavy noise", SAFE, saved(noisy_rounds, shields=loud))
     hidden = saved(simulated(noisy(1.0)), shields={"client 0": Protection(release=GaussianNoise(std=1.0))})
-    unread, unseen = Kind.EXTRA_PAYLOAD, Kind.CLIENTS_NOT_AUDITED
+    unread, unseen = DoubtKind.EXTRA_PAYLOAD, DoubtKind.CLIENTS_NOT_AUDITED
     control = with_more(hidden, extra_payload={(0, "client 0"): ("a control variate",)})
     yield row("saved: heavy noise, and more arrays beside it", OPEN, control, doubt=unread)
     later = with_more(saved(noisy_rounds, shields=loud), extra_payload={(1, "client 0"): ("a control variate",)})
@@ -759,14 +758,14 @@ def _repeated() -> Iterator[Situation]:
         "heavy noise, one filter's for all filters",
         LEAK,
         simulated({"release": OneFilter(1.0)}),
-        doubt=Kind.DEFENCE_NOT_BOUNDED,
+        doubt=DoubtKind.DEFENCE_NOT_BOUNDED,
     )
     yield row("faint noise, one filter's for all filters", LEAK, simulated({"release": OneFilter(1e-6)}))
 
 
 def _statistics() -> Iterator[Situation]:
     """Running statistics, which travel beside the update."""
-    batch, told = replace(TOLD, batch_norm=BatchNorm.BATCH), Kind.STATISTICS_SENT
+    batch, told = replace(TOLD, batch_norm=BatchNorm.BATCH), DoubtKind.STATISTICS_SENT
     by_both = coarse_to_fine_statistics(iterations=ITERATIONS)
     yield row("batch statistics, read with the update", LEAK, simulated(training=batch, model=normalised), by_both)
     hushed = simulated(noisy(1.0), training=batch, model=normalised)
@@ -817,7 +816,9 @@ def _among_peers() -> Iterator[Situation]:
     yield row("a peer behind a median that takes it for a mean", LEAK, median, curious)
     by_oracle = recipe("maliciously_curious_client", labels=OracleLabels(), rule="median", iterations=300, tv=0.01)
     told = simulated(*three, view=peer, rule=Median(), knows=Knows(labels=True))
-    yield row("a peer behind a median that is told the labels by an oracle", LEAK, told, by_oracle, Kind.ORACLE_USED)
+    yield row(
+        "a peer behind a median that is told the labels by an oracle", LEAK, told, by_oracle, DoubtKind.ORACLE_USED
+    )
     unsure = Knows(kept=False)
     forwarded = simulated(*five, view=PeerView(1), rule=Krum(1), knows=unsure)
     yield row("a peer behind Krum that is not told whose update it sees", LEAK, forwarded, through("one_client"))
@@ -957,7 +958,7 @@ def _false_passes() -> Iterator[Situation]:
     for name, draw in noises.items():
         noised = simulated({"release": Shaped(draw, 1.0)}, model=mlp)
         yield row(f"saved: {name}, declared as Gaussian", LEAK, saved(noised, shields=declared), SHORT, REFUTED)
-    unbounded = Kind.DEFENCE_NOT_BOUNDED
+    unbounded = DoubtKind.DEFENCE_NOT_BOUNDED
     half = simulated({"release": Shaped(half_of_it, 1.0)}, model=mlp)
     yield row("a defence of one's own: noise on half of the entries", LEAK, half, SHORT, unbounded)
     times = simulated({"release": Multiplied(30.0)}, model=mlp)
@@ -1134,8 +1135,12 @@ def mixture() -> Source:
 
 def _traps() -> Iterator[Situation]:
     """What must not pass, must not be called exposed, or must not be called a leak."""
-    yield Situation("one of 32 records stands out of the noise", OPEN, one_that_stands_out, None, Kind.WEAK_CERTIFICATE)
-    yield Situation("a character among faint candidates, little noise", OPEN, among_faint, None, Kind.WEAK_CERTIFICATE)
+    yield Situation(
+        "one of 32 records stands out of the noise", OPEN, one_that_stands_out, None, DoubtKind.WEAK_CERTIFICATE
+    )
+    yield Situation(
+        "a character among faint candidates, little noise", OPEN, among_faint, None, DoubtKind.WEAK_CERTIFICATE
+    )
     for count in (20, 50, 100):
         spared = of_characters(slice(1), candidates=PUBLIC, release=SparesDirections(count, 0.1))
         name = f"recorded: noise that spares {count} directions of public gradients"
@@ -1149,12 +1154,12 @@ def _traps() -> Iterator[Situation]:
         never = of_others(of_characters(slice(16), change=change))
         yield Situation(f"characters that nobody trained on, {name} candidates", OPEN, never, None, NOT_SO)
     foreign = of_characters(slice(16), change=crops)
-    yield Situation("characters among pieces of photographs", OPEN, foreign, None, Kind.OTHER_DOMAIN)
+    yield Situation("characters among pieces of photographs", OPEN, foreign, None, DoubtKind.OTHER_DOMAIN)
     twenty = of_characters(slice(16), candidates=slice(200, 200 + 20 * KINDS))
-    yield Situation("twenty candidates of each class", OPEN, twenty, None, Kind.FEW_CANDIDATES)
+    yield Situation("twenty candidates of each class", OPEN, twenty, None, DoubtKind.FEW_CANDIDATES)
     yield Situation("four images of two classes, one mixture in every row", OPEN, mixture, SHORT)
     extreme = {"gradient": Outpost(noise=3.4e6, pruned=0.2, perturbed=0.3, decay=0.0)}
-    yield row("outpost with extreme options", LEAK, simulated(extreme, model=mlp), SHORT, Kind.DEFENCE_NOT_BOUNDED)
+    yield row("outpost with extreme options", LEAK, simulated(extreme, model=mlp), SHORT, DoubtKind.DEFENCE_NOT_BOUNDED)
 
 
 def _games() -> Iterator[Situation]:
@@ -1164,20 +1169,20 @@ def _games() -> Iterator[Situation]:
     yield Situation("sixteen characters, heavy noise", SAFE, of_characters(slice(16), **loud), None)
     yield Situation("characters that nobody trained on", OPEN, of_others(of_characters(slice(16))), None, NOT_SO)
     few = of_characters(slice(16), candidates=slice(200, 215))
-    yield Situation("fifteen candidates", OPEN, few, None, Kind.NO_CANDIDATES)
+    yield Situation("fifteen candidates", OPEN, few, None, DoubtKind.NO_CANDIDATES)
     one = of_others(of_characters(slice(16), label=1))
     yield Situation("a client of one class, records that nobody trained on", OPEN, one, None)
 
 
 def _filters() -> Iterator[Situation]:
     """Filters of NVFlare and mods of Flower, as hospitals run them."""
-    false = Kind.EPSILON_NOT_AS_DECLARED
+    false = DoubtKind.EPSILON_NOT_AS_DECLARED
     flip = {"release": FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)}
     percentile, honest = {"release": PercentilePrivacy(10, 0.01)}, {"release": FlowerLocalDP(0.1, 0.1, 1.0, 1e-5)}
     yield row("Flower's local DP with FLIP's defaults, dense network", LEAK, simulated(flip, model=dense), LONG, false)
     yield row("Flower's local DP with FLIP's defaults, LeNet", LEAK, simulated(flip), LONG, false)
     idle = simulated(percentile, model=dense)
-    yield row("NVFlare's PercentilePrivacy(10, 0.01), dense network", LEAK, idle, LONG, Kind.IDLE_FILTER)
+    yield row("NVFlare's PercentilePrivacy(10, 0.01), dense network", LEAK, idle, LONG, DoubtKind.IDLE_FILTER)
     yield row("NVFlare's PercentilePrivacy(10, 0.01), LeNet", LEAK, simulated(percentile), LONG)
     yield row("Flower's local DP with its sensitivity as clip, epsilon 1", SAFE, simulated(honest))
     kept = {"release": Chain((FlowerLocalDP(0.1, 0.1, 1.0, 1e-5), PercentilePrivacy()))}

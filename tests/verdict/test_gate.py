@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedglass.core.errors import UsageError
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Certificate, Record
@@ -51,7 +51,7 @@ def test_the_attack_that_leaked_most_comes_first() -> None:
         make("a", [25.0, 1.0]),
         make("b", [21.0, 22.0]),
         make("c", [30.0, 1.0], oracle=True),
-        make("mute", [90.0], doubts=[doubt(Kind.ZERO_UPDATE)]),
+        make("mute", [90.0], doubts=[doubt(DoubtKind.ZERO_UPDATE)]),
         make("broken", [], status="failed", error="no", metrics={}),
         make("played", [90.0], kind="game"),
     ]
@@ -79,7 +79,7 @@ def test_a_blend_is_no_guess() -> None:
 def test_no_threshold_hides_a_sure_recovery(threshold: float) -> None:
     scores = ImageScores({"psnr": [20.5]}, blind={"psnr": [5.0]})
     gate = Gate(threshold=threshold)
-    assert (gate.hits(scores), gate.partly(scores)) == ([threshold < 20.5], int(threshold > 20.5))
+    assert (gate.hits(scores), gate.partly(scores)) == ([threshold < 20.5], [threshold > 20.5])
 
 
 def test_what_a_certificate_allows_is_the_worst_record_at_the_latest_planned_round() -> None:
@@ -106,7 +106,7 @@ def test_a_threshold_that_a_guess_passes_is_too_low_and_another_is_proposed() ->
     assert found == (0.35, 23.4)
     assert sum(value > found[1] for value in values) <= 5 < sum(value > found[1] - 0.1 for value in values)
     (told,) = Gate().doubts_of_certificate(of_public("psnr", values))
-    assert told.kind is Kind.LOW_THRESHOLD
+    assert told.kind is DoubtKind.LOW_THRESHOLD
     assert Gate(threshold=23.4).proposed_threshold(of_public("psnr", values)) is None
 
 

@@ -13,9 +13,9 @@ from scipy.stats import binom
 
 from fedglass.bounds.success import gdp_success
 from fedglass.core.errors import UsageError
-from fedglass.verdict.doubts import Doubt, Kind, doubt
-from fedglass.verdict.flags import flag, with_refutations
-from fedglass.verdict.gate import RARE, Gate
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
+from fedglass.verdict.flags import RARE, flag, with_refutations
+from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE
@@ -78,7 +78,7 @@ def certified(*mus: float, doubts: Sequence[Doubt] = (), told: dict[str, Any] | 
 
 LEAKING, MISSED, ORACLE = attack(25.0), attack(9.0), attack(30.0, attack="given", oracle=True)
 EXPOSING, HARMLESS = game(29), game(0)
-CERTIFIED, NO_NOISE = certified(0.4, 1.0), certified(doubts=[doubt(Kind.NO_NOISE)])
+CERTIFIED, NO_NOISE = certified(0.4, 1.0), certified(doubts=[doubt(DoubtKind.NO_NOISE)])
 
 
 def state(*records: Record, gate: Gate | None = None, missing: int | None = 0) -> tuple[str, int]:
@@ -86,7 +86,7 @@ def state(*records: Record, gate: Gate | None = None, missing: int | None = 0) -
     return verdict.state, verdict.exit_code
 
 
-def reason(verdict: Verdict, kind: Kind) -> bool:
+def reason(verdict: Verdict, kind: DoubtKind) -> bool:
     """Whether a verdict's step is the one of that kind."""
     return bool(TABLE[kind].step) and verdict.step == TABLE[kind].step
 
@@ -124,7 +124,7 @@ INCOMPLETE = {
     "a null": ([attack(1.0, None)], "PSNR is missing"),
     "no images": ([attack()], "PSNR is missing"),
     "a zero update": (
-        [attack(9.0, doubts=[doubt(Kind.ORACLE_USED, facts=["labels"]), doubt(Kind.ZERO_UPDATE)])],
+        [attack(9.0, doubts=[doubt(DoubtKind.ORACLE_USED, facts=["labels"]), doubt(DoubtKind.ZERO_UPDATE)])],
         "there was nothing to attack in 1 of 1 case (zero update)",
     ),
 }
@@ -141,7 +141,7 @@ def test_what_is_not_complete_does_not_pass(name: str) -> None:
 def test_no_mixture_of_troubles_passes() -> None:
     """Every subset of these records passes only where each of its messages is certified and all cases ran."""
     blank = attack(attack="blank", metrics={})
-    other = certified(view="another", doubts=[doubt(Kind.NO_NOISE)])
+    other = certified(view="another", doubts=[doubt(DoubtKind.NO_NOISE)])
     everything = [MISSED, CERTIFIED, HARMLESS, failed(), blank, other]
     for size in range(len(everything) + 1):
         for records in itertools.combinations(everything, size):
@@ -212,7 +212,7 @@ def test_oracle_attacks_decide_nothing() -> None:
 
 
 def test_a_serious_doubt_does_not_excuse_a_leak() -> None:
-    assert state(attack(30.0, doubts=[doubt(Kind.NO_TRUTH)]), NO_NOISE) == ("leak", 1)
+    assert state(attack(30.0, doubts=[doubt(DoubtKind.NO_TRUTH)]), NO_NOISE) == ("leak", 1)
 
 
 def test_what_a_guess_reaches_does_not_count_as_recovered() -> None:
@@ -249,7 +249,11 @@ def test_images_that_are_in_several_messages_are_told_to_count_in_each() -> None
 # Without the true examples
 
 
-UNSCORED: dict[str, Any] = {"metrics": {}, "doubts": [doubt(Kind.NO_TRUTH)], "skipped_metrics": {"psnr": "no truth"}}
+UNSCORED: dict[str, Any] = {
+    "metrics": {},
+    "doubts": [doubt(DoubtKind.NO_TRUTH)],
+    "skipped_metrics": {"psnr": "no truth"},
+}
 
 
 def test_an_exact_attack_that_explains_the_message_is_a_leak_without_truth() -> None:
@@ -264,10 +268,12 @@ def test_an_exact_attack_that_explains_the_message_is_a_leak_without_truth() -> 
 
 
 def test_without_truth_nothing_else_decides() -> None:
-    verdict = judge([attack(**UNSCORED), certified(doubts=[doubt(Kind.NO_NOISE), doubt(Kind.NO_TRUTH)])], Gate())
+    verdict = judge(
+        [attack(**UNSCORED), certified(doubts=[doubt(DoubtKind.NO_NOISE), doubt(DoubtKind.NO_TRUTH)])], Gate()
+    )
     assert (verdict.state, verdict.exit_code) == ("inconclusive", 3)
     assert verdict.lead == "No attack could be scored."
-    assert reason(verdict, Kind.NO_TRUTH)
+    assert reason(verdict, DoubtKind.NO_TRUTH)
 
 
 def test_images_that_explain_the_message_and_are_not_the_truth_are_a_leak_that_no_share_allows() -> None:
@@ -281,9 +287,11 @@ def test_images_that_explain_the_message_and_are_not_the_truth_are_a_leak_that_n
 
 
 def test_what_an_exact_attack_could_not_read_is_no_gap() -> None:
-    nothing = attack(attack="exact", metrics={}, doubts=[doubt(Kind.NO_EXACT_METHOD, reasons="division: no layer")])
+    nothing = attack(
+        attack="exact", metrics={}, doubts=[doubt(DoubtKind.NO_EXACT_METHOD, reasons="division: no layer")]
+    )
     assert state(nothing, CERTIFIED) == ("clear", 0)
-    late = attack(attack="slow", metrics={}, doubts=[doubt(Kind.OUT_OF_TIME, seconds=60)])
+    late = attack(attack="slow", metrics={}, doubts=[doubt(DoubtKind.OUT_OF_TIME, seconds=60)])
     assert state(nothing, late, MISSED, NO_NOISE) == ("inconclusive", 3)
 
 
@@ -368,13 +376,13 @@ def test_a_certificate_is_needed_for_every_message() -> None:
         assert state(MISSED, CERTIFIED, other) == ("inconclusive", 3)
         bound = certified(0.5, view=other.view, round=other.round)
         assert state(MISSED, CERTIFIED, other, bound) == ("clear", 0)
-        refused = certified(view=other.view, round=other.round, doubts=[doubt(Kind.NO_NOISE)])
+        refused = certified(view=other.view, round=other.round, doubts=[doubt(DoubtKind.NO_NOISE)])
         assert state(MISSED, CERTIFIED, other, refused) == ("inconclusive", 3)
     assert state(MISSED) == ("inconclusive", 3)
 
 
 def test_two_checks_of_one_message_must_agree() -> None:
-    doubted = certified(0.5, repeat=1, doubts=[doubt(Kind.STATISTICS_SENT)])
+    doubted = certified(0.5, repeat=1, doubts=[doubt(DoubtKind.STATISTICS_SENT)])
     assert state(MISSED, CERTIFIED, doubted) == ("inconclusive", 3)
     assert state(MISSED, doubted, CERTIFIED) == ("inconclusive", 3)
 
@@ -384,7 +392,7 @@ def test_the_worst_record_decides() -> None:
     assert state(certified(*[0.1] * 99, 1.445)) == ("clear", 0)
     verdict = judge([certified(*[0.1] * 99, 1.446)], Gate())
     assert (verdict.state, verdict.exit_code) == ("inconclusive", 3)
-    assert reason(verdict, Kind.WEAK_CERTIFICATE)
+    assert reason(verdict, DoubtKind.WEAK_CERTIFICATE)
     assert verdict.at_most == pytest.approx(gdp_success(BASE_RATE, 1.446))
     assert state(certified(*[0.1] * 99, 1.446), gate=Gate(max_success=0.06)) == ("clear", 0)
 
@@ -403,32 +411,32 @@ def test_a_certificate_of_no_record_is_none() -> None:
     assert state(empty) == ("inconclusive", 3)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if TABLE[kind].severity == "serious"])
-def test_every_serious_doubt_at_a_certificate_blocks_it(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in DoubtKind if TABLE[kind].severity == "serious"])
+def test_every_serious_doubt_at_a_certificate_blocks_it(kind: DoubtKind) -> None:
     verdict = judge([MISSED, certified(0.5, doubts=[doubt(kind)])], Gate())
-    expected = "incomplete" if kind in (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE) else "inconclusive"
+    expected = "incomplete" if kind in (DoubtKind.ZERO_UPDATE, DoubtKind.NON_FINITE_UPDATE) else "inconclusive"
     assert (verdict.state, verdict.exit_code) == (expected, 3)
     assert expected == "incomplete" or verdict.step == flag(doubt(kind)).step
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if TABLE[kind].severity != "serious"])
-def test_no_other_doubt_blocks_it(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in DoubtKind if TABLE[kind].severity != "serious"])
+def test_no_other_doubt_blocks_it(kind: DoubtKind) -> None:
     assert state(MISSED, certified(0.5, doubts=[doubt(kind)])) == ("clear", 0)
 
 
 def test_doubts_of_attacks_and_games_block_nothing() -> None:
-    said = [doubt(Kind.NO_TRUTH), doubt(Kind.NOT_REPLAYED)]
+    said = [doubt(DoubtKind.NO_TRUTH), doubt(DoubtKind.NOT_REPLAYED)]
     assert state(attack(**{**UNSCORED, "doubts": said}), CERTIFIED) == ("clear", 0)
 
 
 # Trust
 
 
-TRUSTED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
+TRUSTED = (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NO_TRUTH, DoubtKind.NOT_REPLAYED)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if TABLE[kind].severity == "serious"])
-def test_trust_in_the_declaration_lifts_what_could_not_be_tested_and_nothing_else(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in DoubtKind if TABLE[kind].severity == "serious"])
+def test_trust_in_the_declaration_lifts_what_could_not_be_tested_and_nothing_else(kind: DoubtKind) -> None:
     records = [MISSED, certified(0.5, doubts=[doubt(kind)])]
     verdict = judge(records, TRUSTING)
     assert (verdict.state == "clear") is (kind in TRUSTED)
@@ -438,13 +446,13 @@ def test_trust_in_the_declaration_lifts_what_could_not_be_tested_and_nothing_els
 
 
 def test_trust_needs_a_certificate_and_does_not_excuse_a_refutation() -> None:
-    unbounded = certified(doubts=[doubt(Kind.NO_TRUTH)])
+    unbounded = certified(doubts=[doubt(DoubtKind.NO_TRUTH)])
     assert state(unbounded, gate=TRUSTING) == ("inconclusive", 3)
-    both = certified(0.5, doubts=[doubt(Kind.NO_TRUTH), doubt(Kind.NOT_AS_DECLARED, found="sizes differ")])
+    both = certified(0.5, doubts=[doubt(DoubtKind.NO_TRUTH), doubt(DoubtKind.NOT_AS_DECLARED, found="sizes differ")])
     verdict = judge([both], TRUSTING)
     assert (verdict.state, verdict.exit_code) == ("inconclusive", 3)
-    assert reason(verdict, Kind.NOT_AS_DECLARED)
-    weak = certified(2.0, doubts=[doubt(Kind.NO_TRUTH)])
+    assert reason(verdict, DoubtKind.NOT_AS_DECLARED)
+    weak = certified(2.0, doubts=[doubt(DoubtKind.NO_TRUTH)])
     assert state(weak, gate=TRUSTING) == ("inconclusive", 3)
     assert judge([CERTIFIED], TRUSTING).caveat == ""
 
@@ -454,7 +462,9 @@ def test_trust_needs_a_certificate_and_does_not_excuse_a_refutation() -> None:
 
 def refuted(*records: Record) -> bool:
     """Whether some certificate carries the doubt."""
-    return any(each.kind is Kind.CERTIFICATE_REFUTED for found in with_refutations(records) for each in found.doubts)
+    return any(
+        each.kind is DoubtKind.CERTIFICATE_REFUTED for found in with_refutations(records) for each in found.doubts
+    )
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 1.4])
@@ -472,7 +482,7 @@ def test_a_refuted_certificate_bounds_nothing() -> None:
     verdict = judge(records, Gate())
     assert (verdict.state, verdict.exit_code, verdict.at_most) == ("inconclusive", 3, None)
     assert "names its records more often (7 of 32) than its certificate allows (0.0048)" in verdict.caveat
-    assert reason(verdict, Kind.CERTIFICATE_REFUTED)
+    assert reason(verdict, DoubtKind.CERTIFICATE_REFUTED)
     assert state(MISSED, game(7, low=0.09), certified(0.5), gate=TRUSTING) == ("inconclusive", 3)
 
 
@@ -525,7 +535,7 @@ def test_games_that_decide_nothing_are_not_quoted() -> None:
 
 def test_one_message_without_a_bound_leaves_the_audit_without_one() -> None:
     assert judge([CERTIFIED, certified(0.5, view="b")], Gate()).at_most == pytest.approx(0.018298, abs=1e-6)
-    assert judge([CERTIFIED, certified(view="b", doubts=[doubt(Kind.NO_NOISE)])], Gate()).at_most is None
+    assert judge([CERTIFIED, certified(view="b", doubts=[doubt(DoubtKind.NO_NOISE)])], Gate()).at_most is None
     assert judge([CERTIFIED, certified(2.0, view="b")], Gate()).at_most == pytest.approx(0.137805, abs=1e-6)
 
 
@@ -537,15 +547,20 @@ def test_an_inconclusive_audit_says_how_near_attacks_came_why_and_what_to_do() -
     assert verdict.lead == (
         "None of the 2 attacks recovered a private image (PSNR above 20 dB); the closest, idlg, reached 12.9 dB."
     )
-    assert verdict.caveat == flag(doubt(Kind.NO_NOISE)).text
-    assert reason(verdict, Kind.NO_NOISE)
+    assert verdict.caveat == flag(doubt(DoubtKind.NO_NOISE)).text
+    assert reason(verdict, DoubtKind.NO_NOISE)
     lenient = judge([attack(5.0), NO_NOISE], Gate(inconclusive_fails=False))
     assert (lenient.state, lenient.exit_code, lenient.passed) == ("inconclusive", 0, True)
 
 
 def test_what_is_wrong_is_told_before_what_is_missing() -> None:
-    said = [doubt(Kind.NO_NOISE), doubt(Kind.STATISTICS_SENT), doubt(Kind.NO_TRUTH), doubt(Kind.NOISE_REFUTED)]
-    for first in (Kind.NOISE_REFUTED, Kind.NO_TRUTH, Kind.STATISTICS_SENT, Kind.NO_NOISE):
+    said = [
+        doubt(DoubtKind.NO_NOISE),
+        doubt(DoubtKind.STATISTICS_SENT),
+        doubt(DoubtKind.NO_TRUTH),
+        doubt(DoubtKind.NOISE_REFUTED),
+    ]
+    for first in (DoubtKind.NOISE_REFUTED, DoubtKind.NO_TRUTH, DoubtKind.STATISTICS_SENT, DoubtKind.NO_NOISE):
         assert reason(judge([MISSED, certified(0.5, doubts=said)], Gate()), first)
         said = [each for each in said if each.kind is not first]
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.verdict.directory import RecordFile, claim
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record
 
 
@@ -42,7 +42,7 @@ def make(key: str = "a", **fields: Any) -> Record:
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "records.jsonl")
     records = [
-        make("a", metrics={"psnr": [20.5, None]}, doubts=[doubt(Kind.NOT_REPLAYED, why="é\n<b>", names=["a", 1])]),
+        make("a", metrics={"psnr": [20.5, None]}, doubts=[doubt(DoubtKind.NOT_REPLAYED, why="é\n<b>", names=["a", 1])]),
         make("b", pictures=[Picture(original="pictures/b/o.png", reconstruction="pictures/b/r.png")]),
         make("c", extra={"nested": [1, {"a": None}]}, utility={"test accuracy": 0.9}),
         make("d", kind="game", game=Game(records=9, candidates=1000, top1=0.5, low=0.2, high=0.8, rank_p=[0.001])),

@@ -48,6 +48,7 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import check_update, check_weights
+from fedglass.core.text import Note
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction
 from fedglass.fl.trajectory import per_epoch
 
@@ -198,7 +199,7 @@ class Attack:
                 solution = yield from _staged(stage.solver, problem, part, i, len(stages))
                 images = unknown.decode(solution.tensors[:a]).detach()
                 label_start = solution.tensors[a:b]
-                notes += () if solution.finite else ("non-finite",)
+                notes += () if solution.finite else (Note.NON_FINITE,)
             assert images is not None, "an attack has at least one stage"
             ends = {u.name: t.detach() for u, t in zip(forward.unknowns, solution.tensors[b:], strict=True)}
             pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))

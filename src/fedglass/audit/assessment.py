@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from fedglass.audit.scoring import (
     ReconstructionScores,
     blends_of,
     decoys,
-    energy_blind,
+    energy_at,
     grey,
     in_pixel_range,
     match_private,
@@ -53,23 +53,6 @@ SAMPLE = 64
 """Public images on which guesses are tried."""
 
 
-@dataclass(frozen=True, eq=False)
-class BlindGuess:
-    """Pictures that need no message."""
-
-    name: str
-    images: Tensor  # (m, c, h, w)
-    matching: Matching
-
-
-@dataclass(frozen=True, eq=False)
-class BestGuess:
-    """The best guess for each metric and image: its score and its name."""
-
-    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
 def best_guess(
     observation: Observation,
     truth: Truth,
@@ -77,18 +60,16 @@ def best_guess(
     metrics: Sequence[str],
     public: Public | None,
     attack: object = None,
-) -> BestGuess:
-    """Return the best of all guesses; `labels` are those that the attack found."""
+) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[str, ...]]]:
+    """Return scores and names of the best guess for each metric and image; `labels` are those that the attack found."""
     count = len(truth.private.images)
     scored = scored_guesses(observation, truth, labels, metrics, public, attack)
     best = {
         metric: [_best(metric, [(name, values[metric][i]) for name, values in scored.items()]) for i in range(count)]
         for metric in scored["grey"]
     }
-    return BestGuess(
-        {metric: tuple(value for _, value in by_image) for metric, by_image in best.items()},
-        {metric: tuple(name for name, _ in by_image) for metric, by_image in best.items()},
-    )
+    values = {metric: tuple(value for _, value in by_image) for metric, by_image in best.items()}
+    return values, {metric: tuple(name for name, _ in by_image) for metric, by_image in best.items()}
 
 
 def scored_guesses(
@@ -102,7 +83,7 @@ def scored_guesses(
     """Return the scores of each guess: guess -> metric -> score of each private image."""
     cheap, private = [name for name in metrics if name not in SLOW_METRICS], truth.private.images
     tried = guesses(observation, truth, labels, public, attack)
-    return {guess.name: score(guess.images, private, cheap, guess.matching).values for guess in tried}
+    return {name: score(images, private, cheap, matching).values for name, (images, matching) in tried.items()}
 
 
 def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float]:
@@ -115,8 +96,8 @@ def _best(metric: str, reached: Sequence[tuple[str, float]]) -> tuple[str, float
 
 def guesses(
     observation: Observation, truth: Truth, labels: Tensor, public: Public | None = None, attack: object = None
-) -> list[BlindGuess]:
-    """Return the blind guesses.
+) -> dict[str, tuple[Tensor, Matching]]:
+    """Return the blind guesses by name: images that need no message, and how they are matched.
 
     They are grey, black, each image's mean colour, the nearest of the adversary's own images, means of public data, and
     what a decoder that the attack uses draws from random codes. The flat colour and the nearest image are chosen by the
@@ -126,29 +107,25 @@ def guesses(
     private = truth.private.images
     same = Matching(tuple(range(len(private))))
     flat = private.mean(dim=(-2, -1), keepdim=True).expand_as(private)
-    listed = [
-        BlindGuess("grey", grey(observation, len(private)).cpu(), same),
-        BlindGuess("black", torch.full_like(private, observation.knows.low), same),
-        BlindGuess("the best flat colour", flat, same),
-    ]
+    named = {
+        "grey": (grey(observation, len(private)).cpu(), same),
+        "black": (torch.full_like(private, observation.knows.low), same),
+        "the best flat colour": (flat, same),
+    }
     if observation.own is not None:
         own_images = observation.own.images.detach().cpu()
         nearest = torch.stack([(own_images - image).square().flatten(1).mean(1).argmin() for image in private])
-        listed.append(BlindGuess("the nearest of its own images", own_images[nearest], same))
+        named["the nearest of its own images"] = own_images[nearest], same
     if public is not None:
-        listed.append(BlindGuess("the mean of public images", public.mean.expand_as(private), same))
+        named["the mean of public images"] = public.mean.expand_as(private), same
     if public is not None and public.of_class:
         of_each = torch.stack([public.of_class.get(int(label), public.mean) for label in labels])
-        listed.append(BlindGuess("the means of the classes found", of_each, match_private(of_each, truth)))
-    return [*listed, *_imagined(observation, truth, attack)]
-
-
-def _imagined(observation: Observation, truth: Truth, attack: object) -> list[BlindGuess]:
-    """Return what the decoders of an attack draw from random codes; each decoder counts once."""
+        named["the means of the classes found"] = of_each, match_private(of_each, truth)
     decoders = dict.fromkeys(part for part in parts_of(attack) if isinstance(part, GeneratesImages))
-    drawn = [part.imagined(observation, len(truth.images), stream(0, "imagined")).cpu() for part in decoders]
-    named = [IMAGINED, *(f"{IMAGINED} ({i + 2})" for i in range(len(drawn) - 1))]
-    return [BlindGuess(name, images, match_private(images, truth)) for name, images in zip(named, drawn, strict=False)]
+    for i, part in enumerate(decoders, start=1):  # each counts once
+        drawn = part.imagined(observation, len(truth.images), stream(0, "imagined")).cpu()
+        named[IMAGINED if i == 1 else f"{IMAGINED} ({i})"] = drawn, match_private(drawn, truth)
+    return named
 
 
 def guessed_public(pool: Examples, metrics: Sequence[str]) -> dict[str, list[float]]:
@@ -189,39 +166,28 @@ OTHERS = 3
 Figures = Mapping[str, Sequence[float]]
 
 
-@dataclass(frozen=True, eq=False)
-class RefinementControls:
-    """The scores of the controls by name, metric and image, and which refined pictures kept their identity."""
-
-    values: Mapping[str, Figures] = field(default_factory=dict)
-    identity_preserved: tuple[bool, ...] = ()
-
-
 def refinement_controls(
     attack: AnyAttack, observation: Observation, reconstruction: Reconstruction, truth: Truth, scores: Scores, seed: int
-) -> RefinementControls:
-    """Return the controls of a reconstruction that a learned model refined; none for any other."""
+) -> tuple[dict[str, Figures], tuple[bool, ...]]:
+    """Return the scores of the controls of a learned refinement, and which refined pictures kept their identity.
+
+    Both are empty where no learned model refined the reconstruction.
+    """
     parts = refinements_of(attack)
     if reconstruction.raw is None or not any(isinstance(part, Learned) for part in parts):
-        return RefinementControls()
+        return {}, ()
     names, private = list(scores.values), truth.private.images
     partners = scores.matching.partner
     blank = tuple(part.untrained() if isinstance(part, Learned) else part for part in parts)
     drawn = in_pixel_range(
         refined(blank, reconstruction.raw, reconstruction.labels, observation.knows, seed), observation
     )
-    return RefinementControls(
-        {
-            ANOTHER: _another(parts, observation, reconstruction, private, partners, names, seed),
-            UNTRAINED: score(drawn, private, names, Matching(partners)).values,
-        },
-        _identity_preserved(
-            in_pixel_range(reconstruction.raw, observation),
-            in_pixel_range(reconstruction.images, observation),
-            truth,
-            partners,
-        ),
-    )
+    controls = {
+        ANOTHER: _another(parts, observation, reconstruction, private, partners, names, seed),
+        UNTRAINED: score(drawn, private, names, Matching(partners)).values,
+    }
+    raw, shown = (in_pixel_range(images, observation) for images in (reconstruction.raw, reconstruction.images))
+    return controls, _identity_preserved(raw, shown, truth, partners)
 
 
 def _another(
@@ -284,22 +250,6 @@ def _nearest(images: Tensor, candidates: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoringContext:
-    """A reconstruction to be assessed, and everything that is needed for it."""
-
-    attack: AnyAttack
-    target: Target
-    truth: Truth
-    reconstruction: Reconstruction
-    metrics: tuple[str, ...]
-    seed: int
-
-    @property
-    def observation(self) -> Observation:
-        return self.target.observation
-
-
-@dataclass(frozen=True, eq=False)
 class Assessment:
     """Scores against truth, guesses and controls."""
 
@@ -308,25 +258,31 @@ class Assessment:
     shown_transformed: tuple[bool, ...]
     """For each image, whether it is shown in another contrast, as a negative, mirrored or moved."""
     energy_blind: float | None = None
+    """The energy of plain grey images under the labels that the attack found."""
 
 
-def assess(context: ScoringContext, *, played: bool = True) -> Assessment:
+def assess(
+    attack: AnyAttack,
+    target: Target,
+    reconstruction: Reconstruction,
+    metrics: Sequence[str],
+    seed: int,
+    *,
+    played: bool = True,
+) -> Assessment:
     """Score a reconstruction; where no attack was played, a guess replaces it, and there are no energies."""
-    observation, reconstruction, truth = context.observation, context.reconstruction, context.truth
+    observation, truth = target.observation, target.known_truth
     measured = played and not reconstruction.method and len(reconstruction.images) > 0
-    truth_scores = score_reconstruction(
-        context.attack if measured else None, observation, reconstruction, truth, context.metrics
-    )
+    truth_scores = score_reconstruction(attack if measured else None, observation, reconstruction, truth, metrics)
     raw = {} if truth_scores.scores_raw is None else truth_scores.scores_raw.values
-    blind = best_guess(
-        observation, truth, reconstruction.labels, context.metrics, context.target.public, context.attack
-    )
-    control = refinement_controls(context.attack, observation, reconstruction, truth, truth_scores.scores, context.seed)
+    blind = best_guess(observation, truth, reconstruction.labels, metrics, target.public, attack)
+    controls = refinement_controls(attack, observation, reconstruction, truth, truth_scores.scores, seed)
     blends = blends_of(truth_scores.shown, truth.private.images)
-    scores = ImageScores(
-        truth_scores.scores.values, raw, blind.values, blind.names, control.values, control.identity_preserved, blends
-    )
+    scores = ImageScores(truth_scores.scores.values, raw, *blind, *controls, blends)
     versions = [images for images in (reconstruction.images, reconstruction.raw) if images is not None]
     transformed = shown_transformed(torch.cat(versions), truth.private.images)
-    energy = energy_blind(context.attack, observation, reconstruction) if measured else None
+    labels = reconstruction.labels
+    energy = (
+        energy_at(attack, observation, grey(observation, len(labels)), labels, reconstruction) if measured else None
+    )
     return Assessment(truth_scores, scores, tuple(transformed), energy)

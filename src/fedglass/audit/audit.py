@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import torch
 
+from fedglass import __version__
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, MessageProbe, NoProgress, TargetPlace, enumerate_cases
+from fedglass.audit.cases import AuditProgress, Case, QuietProgress
 from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
 from fedglass.audit.play_game import PlayGame
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import Pending, Section, Source, Target
+from fedglass.audit.simulated import Source
+from fedglass.audit.target import PendingTarget, Section, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
-from fedglass.core.identity import digest
+from fedglass.core.identity import digest, identity_text
+from fedglass.core.rng import derive
 from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Executor, InProcess, as_usage_error, persistent
+from fedglass.execution.executor import Executor, InProcess, as_usage_error, client_trainer, persistent
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
@@ -77,14 +79,11 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
         for observation in different.values():
             for name, attack in attacks.items():
                 with as_usage_error(f"attack {name!r}"):
-                    _check_dealt(source, attack)
-                    _try_attack(attack, observation)
-
-
-def _check_dealt(source: Source, attack: AnyAttack) -> None:
-    """Refuse attacks that simulate clients of unknown sizes: they never guess them."""
-    if isinstance(source, Recorded) and source.sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
-        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+                    # Attacks that simulate clients never guess their sizes.
+                    sizes_assumed = isinstance(source, Recorded) and source.sizes_assumed
+                    if sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
+                        raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
+                    attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
 
 
 def _attack_facts(observation: Observation) -> tuple[object, ...]:
@@ -93,16 +92,44 @@ def _attack_facts(observation: Observation) -> tuple[object, ...]:
     return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
 
 
-def _try_attack(attack: AnyAttack, observation: Observation) -> None:
-    """Let the attack check the observation, with the oracle facts that it will be given."""
-    attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
-
-
 CPU = torch.device("cpu")
 IN_PROCESS = InProcess()
 EXACT, GAME, CERTIFICATE = "exact", "singling_out", "certificate"
 """Probes of every message in every audit; the first is an attack that a plan may name too."""
 Prepared = Callable[..., list[Work]]
+
+
+MessageProbe = PlayAttack | PlayGame | CheckMessage
+Place = tuple[int, int]
+"""The positions of a source in an audit, and of a target in the source."""
+
+
+def enumerate_cases(
+    sources: Sequence[Source], probes: Mapping[str, MessageProbe], repeats: int, seed: int
+) -> Iterator[Case[Place]]:
+    """Yield every probe of every target, attacks `repeats` times.
+
+    Attacks on the same target in the same repeat share their seed, so that they are compared from the same start. The
+    gate is not part of a key: it is applied at the end, and can be changed at any time.
+    """
+    played = {name: probe.attack if isinstance(probe, PlayAttack) else probe for name, probe in probes.items()}
+    texts = {name: identity_text(decisive, f"Attack {name!r}") for name, decisive in played.items()}
+    for i, source in enumerate(sources):
+        identity = source.identity()
+        for j, info in enumerate(source.infos()):
+            for name, probe in probes.items():
+                facts = {"kind": probe.kind, "attack": name, "attack_repr": repr(played[name]), **info.facts}
+                for repeat in range(repeats if probe.kind == "attack" else 1):
+                    case_seed = derive(seed, "case", source.name, info.spec, repeat)
+                    identities = [info.identity, name, texts[name], *probe.metrics, str(case_seed)]
+                    yield Case(
+                        digest(__version__, identity, *identities)[:32],
+                        f"{name}: {info.text}" + (f" (repeat {repeat + 1})" if repeat else ""),
+                        probe,
+                        case_seed,
+                        (i, j),
+                        {**facts, "repeat": repeat},
+                    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,17 +168,14 @@ class Job:
                 f"gate.metric is {self.gate.metric!r}, which is not among the metrics "
                 f"({', '.join(self.metrics)}): add it to metrics.names or gate on one of them."
             )
-        self._check_oracles()
-        titles = [source.name for source in self.sources]
-        if len(set(titles)) != len(titles):
-            raise UsageError(f"Federations need different names, got {titles}.")
-
-    def _check_oracles(self) -> None:
         for name, attack in self.attacks.items():
             needed = map(Fact, oracle_facts(attack))
             missing = [fact for fact in needed if not all(source.knows.grants(fact) for source in self.sources)]
             if missing:
                 raise refusal(f"attack {name!r}", missing)
+        titles = [source.name for source in self.sources]
+        if len(set(titles)) != len(titles):
+            raise UsageError(f"Federations need different names, got {titles}.")
 
     @cached_property
     def probes(self) -> dict[str, MessageProbe]:
@@ -163,12 +187,12 @@ class Job:
         return {**first, **{name: PlayAttack(attack, self.metrics) for name, attack in self.attacks.items()}}
 
     @cached_property
-    def cases(self) -> tuple[Case[TargetPlace], ...]:
+    def cases(self) -> tuple[Case[Place], ...]:
         """All cases: every probe of every target, attacks repeated."""
         return tuple(enumerate_cases(self.sources, self.probes, self.repeats, self.seed))
 
     @property
-    def required(self) -> list[Case[TargetPlace]]:
+    def required(self) -> list[Case[Place]]:
         """The cases that always run."""
         return [case for case in self.cases if case.facts["attack"] not in self.chosen]
 
@@ -179,7 +203,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class AuditResult:
     """The result of an audit: its records, its summary and its verdict."""
 
     directory: Path
@@ -200,16 +224,16 @@ def run(
     executor: Executor = IN_PROCESS,
     device: torch.device = CPU,
     progress: AuditProgress | None = None,
-) -> Result:
+) -> AuditResult:
     """Play every case that the directory has no finished record of, and judge them all.
 
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
     with alone(directory), persistent(executor) as ready:
-        return _run(job, directory, ready, device, NoProgress() if progress is None else progress)
+        return _run(job, directory, ready, device, QuietProgress() if progress is None else progress)
 
 
-def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> Result:
+def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> AuditResult:
     claim(directory, job.digest)
     if job.plan is not None:
         write_atomic(directory / PLAN, job.plan)
@@ -217,16 +241,20 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     # Written before the work too: a report of an audit that was stopped then knows what is missing.
     _summed_up(job, directory, file)
 
-    targets = _Targets(job, progress, executor)
+    @cache
+    def targets_of(number: int) -> Sequence[Target | PendingTarget]:
+        source = job.sources[number]
+        with one_thread():
+            return source.targets(partial(progress.trained, source.name), client_trainer(executor))
 
-    def prepared(todo: Sequence[Case[TargetPlace]], deadline: float | None = None) -> list[Work]:
-        return [Work(case, targets.of(case), device, deadline) for case in todo]
+    def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
+        return [Work(case, _used(targets_of(case.subject[0]), case), device, deadline) for case in todo]
 
     play_unfinished(job.required, directory, executor, prepared, progress)
     _search(job, directory, executor, prepared, progress)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
-    return Result(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
+    return AuditResult(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
 
 
 def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
@@ -261,32 +289,16 @@ def _summed_up(job: Job, directory: Path, file: RecordFile) -> Summary:
     return summary
 
 
-@dataclass(eq=False)
-class _Targets:
-    """The targets of the sources, made when a case first needs them."""
-
-    job: Job
-    progress: AuditProgress
-    executor: Executor
-    by_source: dict[int, Sequence[Target | Pending]] = field(default_factory=dict)
-
-    def of(self, case: Case[TargetPlace]) -> Target | Pending:
-        """Return the target of a case, without what its probe does not use."""
-        place = case.subject
-        if place.source not in self.by_source:
-            self.by_source[place.source] = self._targets(self.job.sources[place.source])
-        target = self.by_source[place.source][place.target]
-        if not isinstance(target, Target):
-            return target
-        kind = case.facts["kind"]
-        return target.without(pool=kind == "attack", others=kind != "certificate")
-
-    def _targets(self, source: Source) -> Sequence[Target | Pending]:
-        def trained(done: int, total: int) -> None:
-            self.progress.trained(source.name, done, total)
-
-        with one_thread():
-            return source.targets(trained, client_trainer(self.executor))
+def _used(targets: Sequence[Target | PendingTarget], case: Case[Place]) -> Target | PendingTarget:
+    """Return the target of a case without what its probe does not use: it travels to every worker."""
+    target, kind = targets[case.subject[1]], case.facts["kind"]
+    if not isinstance(target, Target):
+        return target
+    return replace(
+        target,
+        pool=None if kind == "attack" else target.pool,
+        same_noise_in=target.same_noise_in if kind == "certificate" else {},
+    )
 
 
 def threat_model(job: Job) -> list[Section]:
@@ -296,8 +308,8 @@ def threat_model(job: Job) -> list[Section]:
     drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
     attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
     times = "" if job.repeats == 1 else f", each {job.repeats} times"
-    sections.append(Section(f"Attacks ({len(job.cases)} cases in all{times})", attacks))
-    sections.append(Section("Judgement", [*_judgement(job), _cost(job)]))
+    sections.append((f"Attacks ({len(job.cases)} cases in all{times})", attacks))
+    sections.append(("Judgement", [*_judgement(job), _cost(job)]))
     return sections
 
 
@@ -315,7 +327,8 @@ def _judgement(job: Job) -> list[str]:
     if gate.trust_declared:
         lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
     lines.append(f"Metrics: {', '.join(job.metrics)}.")
-    return lines + [f"{name} is left out: {why}" for name, why in _left_out(job).items()]
+    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
+    return lines + [f"{name} is left out: {why}" for name, why in reasons.items() if why is not None]
 
 
 def _cost(job: Job) -> str:
@@ -326,8 +339,3 @@ def _cost(job: Job) -> str:
     minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
     limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
     return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
-
-
-def _left_out(job: Job) -> dict[str, str]:
-    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
-    return {name: why for name, why in reasons.items() if why is not None}

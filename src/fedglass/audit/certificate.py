@@ -42,12 +42,13 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
+from fedglass.defend.accounting import Mechanism
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.noise_model import NoBound, NoiseModel, Samples, noise_model
+from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
 
@@ -157,7 +158,7 @@ class MessageBound:
     """The Gaussian noise of each round and private client; empty where there is other noise."""
     identical: bool = False
     """Whether there is no noise, and the message is the same for all records."""
-    samples: Samples | None = None
+    samples: Mechanism | None = None
     """The Poisson samples, where all clients draw the same kind in every round."""
 
 
@@ -191,7 +192,7 @@ def bound_of(rounds: Sequence[Claim], pool: Examples | None = None) -> MessageBo
     )
 
 
-def _common(samples: Sequence[Samples | None]) -> Samples | None:
+def _common(samples: Sequence[Mechanism | None]) -> Mechanism | None:
     """Return the common value; None where they differ."""
     return samples[0] if len(set(samples)) == 1 else None
 
@@ -206,12 +207,15 @@ def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
     if bound.renyi:
         success = [renyi_success(BASE_RATE, spent) for spent in bound.renyi]
         return Certificate(method="record", accounting="laplacian", success=success, rounds=rounds)
+    accounting = "composed_gaussian" if bound.steps else "identical" if bound.identical else "gaussian"
+    if bound.samples is not None:
+        accounting = "poisson_not_counted"
     more = [] if bound.per_round is None else [bound.per_round] * further
     mus = [combine_mu([mu, *more]) for mu in bound.mu]
     worst = max(mus)
     return Certificate(
         method="accountant" if bound.steps else "record",
-        accounting=_accounting(bound),
+        accounting=accounting,
         success=[gdp_success(BASE_RATE, mu) for mu in mus],
         mu=mus,
         rounds=rounds,
@@ -222,17 +226,9 @@ def certificate_of(bound: MessageBound, further: int) -> Certificate | None:
     )
 
 
-def _accounting(bound: MessageBound) -> str:
-    if bound.samples is not None:
-        return "poisson_not_counted"
-    if bound.steps:
-        return "composed_gaussian"
-    return "identical" if bound.identical else "gaussian"
-
-
-def _of_samples(samples: Samples, rounds: int, records: int) -> Certificate:
+def _of_samples(samples: Mechanism, rounds: int, records: int) -> Certificate:
     """Return the certificate of DP-SGD on Poisson samples, by the privacy-loss distribution."""
-    run = samples.rate, samples.noise_multiplier, rounds * samples.steps
+    run = samples.sample_rate, samples.noise_multiplier, rounds * samples.steps
     return Certificate(
         method="accountant",
         accounting="pld",
@@ -314,18 +310,20 @@ def certify(
         if certificate is not None and rounds == 1:
             certificate = certificate.model_copy(update=shown_figures([claim], bound, None, 0))
     if certificate is None:
-        raise UsageError(flag(doubt(Kind.MORE_ROUNDS, rounds=rounds - 1)).text + " Clip the update before the noise.")
+        raise UsageError(
+            flag(doubt(DoubtKind.MORE_ROUNDS, rounds=rounds - 1)).text + " Clip the update before the noise."
+        )
     return certificate.model_copy(update={"assumptions": assumptions})
 
 
-def _samples(client: ClientClaim, rate: float) -> Samples:
+def _samples(client: ClientClaim, rate: float) -> Mechanism:
     """Return the Poisson samples of a client at the given rate, or refuse it."""
     gradient, refused = client.protection.gradient, _refusal(noise_models([client]))
     if type(gradient) is not DPSGD:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
         raise UsageError(flag(refused).advice)
-    return Samples(rate, gradient.noise_multiplier, client.steps)
+    return Mechanism(gradient.noise_multiplier, rate, client.steps)
 
 
 def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
@@ -338,7 +336,7 @@ def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
     limits = [model.per_round for model in noisy]
     bounded = [limit for limit in limits if limit is not None]
     if len(bounded) < len(limits):
-        return doubt(Kind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
+        return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence="noise without clipping", why="Only the data bound it.")
     mus = tuple(combine_mu([limit] * rounds) for limit in bounded)
     samples = _common([model.samples for model in noisy])
     return MessageBound(mus, per_round=max(bounded), steps=True, rounds=rounds, samples=samples)
@@ -349,8 +347,8 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
     refused = [model for model in models if isinstance(model, NoBound)]
     unknown = next((model for model in refused if model.defence), None)
     if unknown is not None:
-        return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=unknown.defence, why=WHY[unknown.why])
-    return doubt(Kind.NO_NOISE) if refused else None
+        return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=unknown.defence, why=WHY[unknown.why])
+    return doubt(DoubtKind.NO_NOISE) if refused else None
 
 
 def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
@@ -358,8 +356,8 @@ def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     counts = [len(client.labels) for client in claim.private]
     models = noise_models(claim.private)
     refused = _refusal(models) or scalars_without_noise(claim)
-    if refused is not None and not (refused.kind is Kind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
-        if refused.kind is Kind.NO_NOISE and tells_nothing(claim, pool):
+    if refused is not None and not (refused.kind is DoubtKind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
+        if refused.kind is DoubtKind.NO_NOISE and tells_nothing(claim, pool):
             return MessageBound((0.0,) * sum(counts), identical=True)
         return refused
     # In a mean a client without noise is hidden by that of the others.
@@ -371,13 +369,13 @@ def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     limit = None if None in limits else max(value for value in limits if value is not None)
     if any(not model.additive for model in noisy):
         if limit is None:
-            return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(claim.clients[0].protection), why=WHY["steps"])
+            return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(claim.clients[0].protection), why=WHY["steps"])
         mus = [model.per_round or 0.0 for model, count in zip(noisy, counts, strict=True) for _ in range(count)]
         return MessageBound(
             tuple(mus), per_round=limit, steps=True, samples=_common([model.samples for model in noisy])
         )
     if too_long(claim):
-        return doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
+        return doubt(DoubtKind.NOISE_NOT_TESTABLE, why=TOO_LONG)
     return _measured(claim, noisy, limit)
 
 
@@ -391,7 +389,7 @@ def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -
     for i, model in enumerate(models):
         moved = distances(claim, without_noise(claim).clients[i])
         if not moved:
-            return doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
+            return doubt(DoubtKind.NOT_AS_DECLARED, found=DIVERGES)
         # In a mean the others' noise hides this client too; another rule reveals no more than its message does.
         stds.append(model.std if together is None else max(model.std, together / shares[i]))
         if model.law == "laplacian":

@@ -42,7 +42,7 @@ from fedglass.checks.residual import refutations, rounding_of, spread_of
 from fedglass.core.thresholds import REPLAY_SPREAD
 from fedglass.defend.noise_model import NoiseModel
 from fedglass.metrics.catalogue import DEFAULT_METRICS
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Certificate
 
 NO_TRAINING = "Say how the clients trained: recording.training."
@@ -61,16 +61,11 @@ class CheckMessage:
     kind: ClassVar[str] = "certificate"
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def played(self) -> CheckMessage:
-        """The probe itself, which decides the figures, for the key of a case."""
-        return self
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         unsound = unusable_state(target.observation)
         if unsound is not None:
             return _finding([doubt(unsound)])
-        doubts = [doubt_ for doubt_ in target.doubts if doubt_.kind is not Kind.NOT_AS_DECLARED]
+        doubts = [doubt_ for doubt_ in target.doubts if doubt_.kind is not DoubtKind.NOT_AS_DECLARED]
         replays: list[dict[str, Any]] = []
         if not target.simulated:
             doubts += message_doubts(target, replays)
@@ -78,12 +73,12 @@ class CheckMessage:
         certificate = None
         claims = [doubt_.claim for doubt_ in (target, *target.joint_targets)]
         if target.truth is None:
-            doubts.append(doubt(Kind.NO_TRUTH))
+            doubts.append(doubt(DoubtKind.NO_TRUTH))
             certificate = _without_truth(target, doubts)
         elif all(claim is not None for claim in claims):
             certificate = _certificate(target, [claim for claim in claims if claim is not None], doubts, seed)
-        elif not any(doubt_.kind is Kind.NOT_REPLAYED for doubt_ in doubts):
-            doubts.append(doubt(Kind.NOT_REPLAYED, why=UNKNOWN))
+        elif not any(doubt_.kind is DoubtKind.NOT_REPLAYED for doubt_ in doubts):
+            doubts.append(doubt(DoubtKind.NOT_REPLAYED, why=UNKNOWN))
         guessed = {} if target.pool is None else guessed_public(target.pool, DEFAULT_METRICS)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
@@ -105,12 +100,12 @@ def message_doubts(target: Target, replays: list[dict[str, Any]] | None = None) 
 def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Doubt]:
     """Yield the doubts whether one recorded message is as claimed."""
     claim, explained = target.claim, False
-    reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is Kind.NOT_AS_DECLARED]
-    if claim is None or not claim.has_truth:
+    reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is DoubtKind.NOT_AS_DECLARED]
+    if claim is None or any(client.truth is None for client in claim.clients):
         if target.truth is not None:
-            yield doubt(Kind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
+            yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
     elif not claim.honest or not claim.combined_by_mean:
-        yield doubt(Kind.NOT_REPLAYED, why=OTHER_RULE if claim.honest else NOT_HONEST)
+        yield doubt(DoubtKind.NOT_REPLAYED, why=OTHER_RULE if claim.honest else NOT_HONEST)
     elif any(isinstance(model, NoiseModel) for model in noise_models(claim.clients)):
         yield from _noise_doubts(target, claim)
         explained = True  # what the noise leaves is tested as a whole
@@ -119,7 +114,7 @@ def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Dou
         # An unnamed defence cannot be run again, so that a replay cannot give the message.
         defended = claim.unnamed_defence and bool(target.defences)
         if outcome is None or (outcome.proves_nothing and not defended):
-            yield doubt(Kind.NOT_REPLAYED, why=TOO_LONG if outcome is None else f"{outcome.text}.")
+            yield doubt(DoubtKind.NOT_REPLAYED, why=TOO_LONG if outcome is None else f"{outcome.text}.")
         else:
             explained = outcome.explained
             replays.append({"residual": outcome.residual, "explained": explained})
@@ -129,7 +124,7 @@ def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Dou
     if not explained and claim is not None:
         reasons += contradictions(claim)
     if reasons:
-        yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(reasons)))
+        yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(reasons)))
 
 
 def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
@@ -140,18 +135,18 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
     if laws == {"laplacian"} and len(claim.clients) == 1:
         std = models[0].std
     if not all(model.testable for model in models) or not std:
-        yield doubt(Kind.NOISE_NOT_TESTABLE, why=CHANGED_LATER)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=CHANGED_LATER)
         return
     if too_long(claim):
-        yield doubt(Kind.NOISE_NOT_TESTABLE, why=TOO_LONG)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=TOO_LONG)
         return
     plain = without_noise(claim)
     replays = [replayed(plain, order) for order in range(1 if has_fixed_order(claim) else ORDERS - 1)]
     if not all(bool(torch.isfinite(tensor).all()) for update in replays for tensor in update.values()):
-        yield doubt(Kind.NOT_AS_DECLARED, found=DIVERGES)
+        yield doubt(DoubtKind.NOT_AS_DECLARED, found=DIVERGES)
         return
     if len(replays) > 1 and spread_of(replays, std) > REPLAY_SPREAD:
-        yield doubt(Kind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
         return
     residual = residual_of(
         claim,
@@ -163,30 +158,30 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         others=target.same_noise_in,
     )
     if rounding_of(residual) > 1:
-        yield doubt(Kind.NOISE_NOT_TESTABLE, why=ROUNDED)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=ROUNDED)
         return
     refuted = refutations(residual)
     if refuted:
         tests = dict.fromkeys(refutation.test.replace("_", " ") for refutation in refuted)
-        yield doubt(Kind.NOISE_REFUTED, tests=list(tests), p=min(refutation.p for refutation in refuted))
+        yield doubt(DoubtKind.NOISE_REFUTED, tests=list(tests), p=min(refutation.p for refutation in refuted))
 
 
 def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], seed: int) -> Certificate | None:
     """Return the certificate of a message with known examples, and append why it does not hold."""
     if not claims[0].honest:
-        doubts.append(doubt(Kind.DEFENCE_NOT_BOUNDED, defence="a client that is not honest", why=""))
+        doubts.append(doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence="a client that is not honest", why=""))
         return None
     pool = usable_pool(claims[0], target.pool)
     bound = bound_of(claims, pool)
     if isinstance(bound, Doubt):
-        if not any(doubt_.kind is Kind.DEFENCE_NOT_NAMED for doubt_ in doubts):
+        if not any(doubt_.kind is DoubtKind.DEFENCE_NOT_NAMED for doubt_ in doubts):
             doubts.append(bound)
         return None
     certificate = planned_certificate(bound, target.further)
     if target.further and certificate.success_planned is None:
-        doubts.append(doubt(Kind.MORE_ROUNDS, rounds=target.further))
+        doubts.append(doubt(DoubtKind.MORE_ROUNDS, rounds=target.further))
     basis = "construction" if target.simulated else "tested"
-    if any(doubt_.kind is Kind.NOISE_NOT_TESTABLE for doubt_ in doubts):
+    if any(doubt_.kind is DoubtKind.NOISE_NOT_TESTABLE for doubt_ in doubts):
         basis = "declared"
     assumptions = {"noise": basis, "training": basis, "unpredictable noise": "declared"}
     if bound.identical:

@@ -11,7 +11,7 @@ from fedglass.core.text import some
 from fedglass.defend.declared_epsilon import epsilon_claims
 from fedglass.defend.filters import FlowerLocalDP
 from fedglass.defend.noise_model import named_parts
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 def filter_doubts(target: Target) -> Iterator[Doubt]:
@@ -19,15 +19,15 @@ def filter_doubts(target: Target) -> Iterator[Doubt]:
     for message in (target, *target.joint_targets):
         if message.claim is not None:
             for idle in idle_filters(message.claim):
-                yield doubt(Kind.IDLE_FILTER, filter=idle.filter, why=idle.why)
+                yield doubt(DoubtKind.IDLE_FILTER, filter=idle.filter, why=idle.why)
     # A bundle has its declared epsilons compared when it is read, over all of its rounds.
-    if target.claim is not None and not any(known.kind is Kind.EPSILON_NOT_AS_DECLARED for known in target.doubts):
+    if target.claim is not None and not any(known.kind is DoubtKind.EPSILON_NOT_AS_DECLARED for known in target.doubts):
         entries = sum(tensor.numel() for tensor in target.claim.before.values())
         releases = 1 + len(target.joint_targets) + target.further
         for client in target.claim.private:
             for claim in epsilon_claims(client.protection.release, releases, entries):
                 if claim.exceeded:
-                    yield doubt(Kind.EPSILON_NOT_AS_DECLARED, **claim.details)
+                    yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
 
 
 def scalars_without_noise(claim: Claim) -> Doubt | None:
@@ -38,4 +38,4 @@ def scalars_without_noise(claim: Claim) -> Doubt | None:
     if noise is None or not scalars:
         return None
     why = f"It leaves 0-d parameters ({some(scalars)}) without clipping and noise."
-    return doubt(Kind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=why)
+    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=why)

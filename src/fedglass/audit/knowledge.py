@@ -7,10 +7,11 @@ from dataclasses import fields, is_dataclass
 
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages
-from fedglass.audit.target import Section, Source
+from fedglass.audit.target import Section, TargetInfo
 from fedglass.core.optimisers import SGD
 from fedglass.core.text import some
 from fedglass.core.types import BatchNorm, Knowledge, Training
+from fedglass.federation.views import ViewResult
 from fedglass.verdict.records import KnownFact
 from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Facts, Sight, ThreatModel
 
@@ -51,27 +52,25 @@ def _oracle(labels: object, text: str) -> KnownFact:
     return KnownFact(text=UNKNOWN) if labels is None else KnownFact(text=text, oracle=True)
 
 
-def sights_of(source: Source) -> list[Sight]:
-    """Return the views of a source that will be attacked, and what the adversary knows in each."""
-    views = zip(source.infos(), source.rehearse(), strict=True)
-    return [Sight(info.text, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in views]
-
-
-def adversary_sections(sights: Sequence[Sight], more: Sequence[str], source: str) -> list[Section]:
+def adversary_sections(
+    infos: Sequence[TargetInfo], views: Sequence[ViewResult], more: Sequence[str], source: str
+) -> list[Section]:
     """Return what the adversary sees and knows, as `fedglass check` prints it; `more` are further facts."""
+    pairs = zip(infos, views, strict=True)
+    sights = [Sight(info.text, info.standpoint, describe_knowledge(view.observation.knows)) for info, view in pairs]
     model, of = ThreatModel(sights), f" of {source}" if source else ""
     sees = [" ".join(STANDPOINTS.get(standpoint, UNNAMED)) for standpoint in model.standpoints]
-    views = [f"{view[0].upper()}{view[1:]}." for view in model.views]
+    lines = [f"{view[0].upper()}{view[1:]}." for view in model.views]
     knows = _lines(model.common)
     for sights_alike, facts in model.differences[:SHOWN]:
         knows += [f"{some([sight.view for sight in sights_alike])}: {line}" for line in _lines(facts)]
     if len(model.differences) > SHOWN:
         knows.append(f"... and {len(model.differences) - SHOWN} more sets of facts.")
-    if len(views) > SHOWN:
-        views = [*views[: SHOWN - 1], f"... and {len(views) - SHOWN + 1} more of this kind."]
+    if len(lines) > SHOWN:
+        lines = [*lines[: SHOWN - 1], f"... and {len(lines) - SHOWN + 1} more of this kind."]
     return [
-        Section(f"What the adversary sees{of}", [*sees, *views]),
-        Section(f"What it knows apart from the message{of}", [*knows, *more]),
+        (f"What the adversary sees{of}", [*sees, *lines]),
+        (f"What it knows apart from the message{of}", [*knows, *more]),
     ]
 
 
@@ -93,15 +92,11 @@ def describe_learned(attack: object) -> str:
 def _clients(knows: Knowledge) -> str:
     if not knows.counted:
         return UNKNOWN
-    return "one" if knows.clients == 1 else f"{knows.clients}, combined in the message{_each(knows)}"
-
-
-def _each(knows: Knowledge) -> str:
-    """Return the number of examples of each of several clients, where it is known."""
-    if knows.sizes is None:
-        return ""
-    low, high = min(knows.sizes), max(knows.sizes)
-    return f", of {low} examples each" if low == high else f", of {low} to {high} examples each"
+    if knows.clients == 1:
+        return "one"
+    sizes = [str(size) for size in sorted({min(knows.sizes), max(knows.sizes)})] if knows.sizes else []
+    each = f", of {' to '.join(sizes)} examples each" if sizes else ""
+    return f"{knows.clients}, combined in the message{each}"
 
 
 def describe_training(training: Training) -> str:

@@ -15,11 +15,11 @@ from fedglass.attack.parts import Progress
 from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subject
 from fedglass.audit.knowledge import describe_knowledge, describe_learned
 from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
-from fedglass.audit.target import Pending, Target
+from fedglass.audit.target import PendingTarget, Target, ready_target
 from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, failure_text
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import RECORDS, Evidence, RecordFile
-from fedglass.verdict.doubts import Kind, doubt
+from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import KnownFact, Record
 
 UNKNOWN = "unknown"
@@ -33,7 +33,7 @@ class Work:
     """Everything that a worker needs for one case."""
 
     case: Case[Any]
-    target: Target | Pending
+    target: Target | PendingTarget
     device: torch.device
     deadline: float | None = None
     """The time at which the probe is stopped, in seconds since the epoch; None: never."""
@@ -44,34 +44,28 @@ class Work:
         return f"{self.case.key} {self.device.type}"
 
 
-@dataclass(frozen=True, eq=False)
-class PlayedCase:
-    """A record, and the evidence to save with it."""
-
-    record: Record
-    evidence: Evidence | None = None
-
-
-def play_case(work: Work, progress: Progress) -> PlayedCase:
-    """Run one case. A known kind of failure becomes a failed record.
+def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
+    """Run one case, and return its record and the evidence to save. A known kind of failure becomes a failed record.
 
     Time and peak memory are those of the probe alone, without making its target.
     """
     probe, start = work.case.probe, time.perf_counter()
     try:
-        target = work.target.target()
+        target = ready_target(work.target)
         target = replace(target, observation=isolate(target.observation, probe, work.device))
         return_memory()
         reset_peak()
         start = time.perf_counter()
         finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
     except OutOfTime:
-        cut = doubt(Kind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
+        cut = doubt(DoubtKind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = ProbeResult({"doubts": [cut]})
     except FAILURES as error:
-        return PlayedCase(failed_record(work, failure_text(error)).model_copy(update=_spent(start)))
-    fields = {**_known(work), **_of_target(target, probe), **_found(work, finding), **_spent(start)}
-    return PlayedCase(Record.model_validate(fields), finding.evidence)
+        return failed_record(work, failure_text(error)).model_copy(update=_spent(start)), None
+    extra = {**work.case.facts.get("extra", {}), **finding.record.get("extra", {})}
+    outcome = {"status": "done", "oracle": bool(oracle_facts(probe)), **finding.record, "extra": extra}
+    record = Record.model_validate({**_known(work), **_of_target(target, probe), **outcome, **_spent(start)})
+    return record, finding.evidence
 
 
 class OutOfTime(Exception):  # not an error: the time was used up
@@ -119,11 +113,6 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
     }
 
 
-def _found(work: Work, finding: ProbeResult) -> dict[str, Any]:
-    extra = {**work.case.facts.get("extra", {}), **finding.record.get("extra", {})}
-    return {"status": "done", "oracle": bool(oracle_facts(work.case.probe)), **finding.record, "extra": extra}
-
-
 def _spent(start: float) -> dict[str, Any]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     return {"seconds": time.perf_counter() - start, "peak_mib": peak_mib(), "finished": when}
@@ -148,7 +137,7 @@ def unfinished_cases(
 
 def was_cut_short(record: Record) -> bool:
     """Return whether an attack was stopped when its time was over."""
-    return any(doubt_.kind is Kind.OUT_OF_TIME for doubt_ in record.doubts)
+    return any(doubt_.kind is DoubtKind.OUT_OF_TIME for doubt_ in record.doubts)
 
 
 def play_unfinished(
@@ -167,14 +156,11 @@ def play_unfinished(
     if not todo:
         return
 
-    def started(work: Work) -> None:
-        progress.started(work.case)
-
-    def moved(work: Work, done: int, total: int) -> None:
-        progress.moved(work.case, done, total)
-
-    for work, result in executor.run(play_case, prepare(todo), Callbacks(started, moved)):
-        outcome = PlayedCase(failed_record(work, result.reason)) if isinstance(result, FailedJob) else result
-        record = outcome.record if outcome.evidence is None else outcome.evidence.save(directory, outcome.record)
+    callbacks = Callbacks[Work](
+        lambda work: progress.started(work.case), lambda work, done, total: progress.moved(work.case, done, total)
+    )
+    for work, result in executor.run(play_case, prepare(todo), callbacks):
+        record, evidence = (failed_record(work, result.reason), None) if isinstance(result, FailedJob) else result
+        record = record if evidence is None else evidence.save(directory, record)
         file.append(record)
         progress.finished(work.case, record)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.needs import needs_of, parts_of
 from fedglass.attack.parts import Progress
-from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import Target
@@ -22,7 +22,7 @@ from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.matching import Matching
 from fedglass.verdict.directory import Reconstructed
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 def oracle_facts(attack: object) -> frozenset[str]:
@@ -58,7 +58,11 @@ def isolate(observation: Observation, attack: object, device: torch.device) -> O
     before, buffers, update, after = (_copied_all(params, device) for params in tensors)
     model = copy.deepcopy(observation.model).to(device)
     also = tuple(isolate(joint, attack, device) for joint in observation.also)
-    return Observation(model, before, buffers, update, Knowledge(**facts), _own(observation.own, device), after, also)
+    peer = observation.own
+    if peer is not None:
+        images, labels = (_copied(tensor, device) for tensor in (peer.images, peer.labels))
+        peer = Own(images, labels, _copied_all(peer.update, device), peer.share)
+    return Observation(model, before, buffers, update, Knowledge(**facts), peer, after, also)
 
 
 def iterations_of(attack: object) -> int | None:
@@ -67,17 +71,6 @@ def iterations_of(attack: object) -> int | None:
         attack = attack.attack
     counts = [getattr(part, "iterations", None) for part in parts_of(attack)]
     return next((n for n in reversed(counts) if isinstance(n, int)), None)
-
-
-def _own(participant: Own | None, device: torch.device) -> Own | None:
-    if participant is None:
-        return None
-    return Own(
-        _copied(participant.images, device),
-        _copied(participant.labels, device),
-        _copied_all(participant.update, device),
-        participant.share,
-    )
 
 
 def _copied(value: Any, device: torch.device) -> Any:
@@ -100,23 +93,25 @@ class PlayAttack:
 
     kind: ClassVar[str] = "attack"
 
-    @property
-    def played(self) -> AnyAttack:
-        """The attack, which decides the figures, for the key of a case."""
-        return self.attack
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         unsound = unusable_state(observation)
-        reconstruction = self.attack.run(observation, seed, progress) if unsound is None else _guess(observation)
+        if unsound is None:
+            reconstruction = self.attack.run(observation, seed, progress)
+        else:  # a guess without a message: grey images under the first class
+            n = observation.knows.examples
+            reconstruction = Reconstruction(grey(observation, n), torch.zeros(n, dtype=torch.int64), float("nan"))
         fields = run_fields(self.attack, reconstruction)
         doubts = [*([] if unsound is None else [doubt(unsound)]), *self._doubts(reconstruction)]
         if target.truth is None:
-            return self._unscored(observation, reconstruction, {**fields, "doubts": [*doubts, doubt(Kind.NO_TRUTH)]})
+            skipped = dict.fromkeys(self.metrics, NO_TRUTH)
+            fields |= {"doubts": [*doubts, doubt(DoubtKind.NO_TRUTH)], "skipped_metrics": skipped}
+            raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
+            shown, order = in_pixel_range(reconstruction.images, observation), range(len(reconstruction.images))
+            return ProbeResult(fields, _evidence(observation, reconstruction, shown, raw, Matching(tuple(order))))
         if unsound is None and not len(reconstruction.images):
             return ProbeResult({**fields, "doubts": doubts})
-        context = ScoringContext(self.attack, target, target.truth, reconstruction, self.metrics, seed)
-        assessment = assess(context, played=unsound is None)
+        assessment = assess(self.attack, target, reconstruction, self.metrics, seed, played=unsound is None)
         fields |= {**_truth_fields(assessment, target.truth.private, fields["extra"]), "doubts": doubts}
         scored = assessment.truth_scores
         evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)
@@ -127,29 +122,18 @@ class PlayAttack:
     def _doubts(self, reconstruction: Reconstruction) -> list[Doubt]:
         """Return the doubts about the run itself."""
         oracle = sorted(Fact(name).words for name in oracle_facts(self.attack))
-        doubts = [doubt(Kind.ORACLE_USED, facts=oracle)] if oracle else []
+        doubts = [doubt(DoubtKind.ORACLE_USED, facts=oracle)] if oracle else []
         if reconstruction.reasons and not len(reconstruction.images):
             reasons = [f"{name}: {why}" for name, why in reconstruction.reasons.items()]
-            doubts.append(doubt(Kind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
+            doubts.append(doubt(DoubtKind.NO_EXACT_METHOD, reasons="; ".join(reasons)))
         return doubts
 
-    def _unscored(
-        self, observation: Observation, reconstruction: Reconstruction, fields: dict[str, Any]
-    ) -> ProbeResult:
-        skipped = dict.fromkeys(self.metrics, NO_TRUTH)
-        raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
-        order = Matching(tuple(range(len(reconstruction.images))))
-        evidence = _evidence(
-            observation, reconstruction, in_pixel_range(reconstruction.images, observation), raw, order
-        )
-        return ProbeResult({**fields, "skipped_metrics": skipped}, evidence)
 
-
-def unusable_state(observation: Observation) -> Kind | None:
+def unusable_state(observation: Observation) -> DoubtKind | None:
     """Return what is wrong with a message that cannot be attacked; None where it can."""
     if not all(bool(torch.isfinite(t).all()) for t in observation.update.values()):
-        return Kind.NON_FINITE_UPDATE
-    return None if any(bool(t.any()) for t in observation.update.values()) else Kind.ZERO_UPDATE
+        return DoubtKind.NON_FINITE_UPDATE
+    return None if any(bool(t.any()) for t in observation.update.values()) else DoubtKind.ZERO_UPDATE
 
 
 def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, Any]:
@@ -166,7 +150,7 @@ def run_fields(attack: AnyAttack, reconstruction: Reconstruction) -> dict[str, A
         "method": reconstruction.method,
         "explains": reconstruction.explains,
         "extra": {
-            "notes": list(reconstruction.notes),
+            "notes": [str(note) for note in reconstruction.notes],
             "unknowns": {name: tensor.tolist() for name, tensor in reconstruction.unknowns.items()},
             "supposed": None if reconstruction.supposed is None else repr(reconstruction.supposed),
             **({"rule": reconstruction.rule} if reconstruction.rule else {}),
@@ -181,28 +165,19 @@ def _evidence(
     observation: Observation, reconstruction: Reconstruction, shown: Tensor, raw: Tensor | None, order: Matching
 ) -> Reconstructed:
     """Return the images to keep, with the raw ones and the steps between them where they were refined."""
-    film = reconstruction.film
-    frames = (
-        None
-        if film is None
-        else torch.stack([order.apply(in_pixel_range(frame, observation)) for frame in film.frames])
-    )
-    captions = () if film is None else tuple("" if i is None else film.caption(i) for i in order.partner)
-    return Reconstructed(
+    evidence = Reconstructed(
         reconstruction.images.detach().cpu().numpy(),
         reconstruction.labels.detach().cpu().numpy(),
         shown.numpy(),
         raw=None if raw is None else raw.numpy(),
         images_raw=None if reconstruction.raw is None else reconstruction.raw.detach().cpu().numpy(),
-        film=None if frames is None else frames.numpy(),
-        film_captions=captions,
     )
-
-
-def _guess(observation: Observation) -> Reconstruction:
-    """Return a guess without a message: grey images under the first class."""
-    n = observation.knows.examples
-    return Reconstruction(grey(observation, n), torch.zeros(n, dtype=torch.int64), float("nan"))
+    film = reconstruction.film
+    if film is None:
+        return evidence
+    frames = torch.stack([order.apply(in_pixel_range(frame, observation)) for frame in film.frames])
+    captions = tuple("" if i is None else film.caption(i) for i in order.partner)
+    return replace(evidence, film=frames.numpy(), film_captions=captions)
 
 
 def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from fedglass.core.rng import derive
 from fedglass.core.tensors import Params
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, LEAST_CANDIDATES
 from fedglass.federation.truth import Examples
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Game
 
 NO_TRAINING = "How the clients trained is not declared."
@@ -39,27 +39,24 @@ class PlayGame:
     kind: ClassVar[str] = "game"
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def played(self) -> PlayGame:
-        """The probe itself, which decides the figures, for the key of a case."""
-        return self
-
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         unsound = unusable_state(target.observation)
         if unsound is not None:
             return _finding(doubt(unsound))
         if target.truth is None:
-            return _finding(doubt(Kind.NO_TRUTH))
+            return _finding(doubt(DoubtKind.NO_TRUTH))
         if target.claim is None:
-            return _finding(doubt(Kind.GAME_NOT_PLAYED, why=NO_TRAINING))
+            return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=NO_TRAINING))
         candidates = 0 if target.pool is None else len(target.pool.labels)
         if target.pool is None or candidates < LEAST_CANDIDATES:
-            return _finding(doubt(Kind.NO_CANDIDATES, found=candidates, least=LEAST_CANDIDATES))
+            return _finding(doubt(DoubtKind.NO_CANDIDATES, found=candidates, least=LEAST_CANDIDATES))
         try:
             result = self._play(target, target.claim, target.pool, seed)
         except UsageError as error:
-            return _finding(doubt(Kind.GAME_NOT_PLAYED, why=str(error)))
-        return _finding(*_doubts(result, target.claim), game=_stored(result, self.messages))
+            return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=str(error)))
+        figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
+        game = Game.model_validate({**figures, "messages": self.messages})
+        return _finding(*_doubts(result, target.claim), game=game)
 
     def _play(self, target: Target, claim: Claim, pool: Examples, seed: int) -> GameResult:
         assert target.truth is not None, "asked before"
@@ -102,20 +99,13 @@ def _replayed(claim: Claim, seed: int) -> Counterfactual:
     return counterfactual
 
 
-def _stored(result: GameResult, messages: int) -> Game:
-    """Return the figures that a record keeps."""
-    figures = {name: value for name, value in asdict(result).items() if name in Game.model_fields}
-    return Game.model_validate({**figures, "messages": messages})
-
-
 def _doubts(result: GameResult, claim: Claim) -> list[Doubt]:
-    doubt_by_name = {
-        "few_candidates": doubt(Kind.FEW_CANDIDATES, found=result.candidates, least=ENOUGH_CANDIDATES),
-        "other_domain": doubt(Kind.OTHER_DOMAIN),
-        "no_control": doubt(Kind.NO_CONTROL, why="" if claim.honest else DISHONEST),
-        "low_power": doubt(Kind.LOW_POWER, public=result.public),
+    details: dict[str, dict[str, Any]] = {
+        "few_candidates": {"found": result.candidates, "least": ENOUGH_CANDIDATES},
+        "no_control": {"why": "" if claim.honest else DISHONEST},
+        "low_power": {"public": result.public},
     }
-    return [doubt_by_name[name] for name in result.doubts if name in doubt_by_name]
+    return [doubt(DoubtKind(name), **details.get(name, {})) for name in result.doubts]
 
 
 def _finding(*doubts: Doubt, **fields: Any) -> ProbeResult:

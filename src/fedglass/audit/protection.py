@@ -11,7 +11,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import some
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
-from fedglass.defend.accounting import Budget, Mechanism, budgets, client_mechanism
+from fedglass.defend.accounting import Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.filters import FlowerFixedClipping
 from fedglass.defend.noise import GaussianNoise
@@ -114,27 +114,19 @@ def _named(clients: Sequence[str]) -> str:
 
 def describe_privacy(client: Client, training: Training, rounds: int) -> list[str]:
     """Return sentences about the differential privacy of a client's defences; often none."""
-    sentences = _of_examples(client, training, rounds) + _of_updates(client, rounds)
+    sentences, examples = list[str](), len(client.labels)
+    times = "one round" if rounds == 1 else f"{rounds} rounds"
+    if isinstance(client.gradient, DPSGD):
+        spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
+        texts = "; ".join(map(str, spent))
+        sentences.append(f"Each of a client's {examples} example(s), over {times} of DP-SGD: {texts}.")
+    multiplier = _noise_over_norm(release_parts(client.release))
+    if multiplier > 0:  # noise after a clip is a Gaussian mechanism for all examples of a client
+        texts = "; ".join(map(str, budgets(Mechanism(multiplier, 1.0, rounds), DELTA)))
+        sentences.append(f"Whether a client takes part, over {times} of clipped and noised updates: {texts}.")
     if sentences and not opacus.opacus_installed():
         sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     return sentences + _adaptive(client)
-
-
-def _of_examples(client: Client, training: Training, rounds: int) -> list[str]:
-    if not isinstance(client.gradient, DPSGD):
-        return []
-    examples = len(client.labels)
-    spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
-    return [f"Each of a client's {examples} example(s), over {_times(rounds)} of DP-SGD: {_all(spent)}."]
-
-
-def _of_updates(client: Client, rounds: int) -> list[str]:
-    """Return the budget of noise after a clip: a Gaussian mechanism for all examples of a client."""
-    multiplier = _noise_over_norm(release_parts(client.release))
-    if multiplier == 0:
-        return []
-    spent = budgets(Mechanism(multiplier, 1.0, rounds), DELTA)
-    return [f"Whether a client takes part, over {_times(rounds)} of clipped and noised updates: {_all(spent)}."]
 
 
 def _adaptive(client: Client) -> list[str]:
@@ -163,11 +155,3 @@ def _noise_over_norm(parts: Sequence[Release]) -> float:
         if isinstance(part, CLIPS) and not (isinstance(part, FlowerFixedClipping) and part.adaptive):
             norm = min(norm, part.norm)
     return best
-
-
-def _times(rounds: int) -> str:
-    return "one round" if rounds == 1 else f"{rounds} rounds"
-
-
-def _all(spent: tuple[Budget, ...]) -> str:
-    return "; ".join(map(str, spent))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
-from fedglass.audit.knowledge import adversary_sections, sights_of
+from fedglass.audit.knowledge import adversary_sections
 from fedglass.audit.public import Public
 from fedglass.audit.target import (
     RoundProgress,
@@ -31,7 +32,7 @@ from fedglass.federation.transcript import Participant, ParticipantsByRound, Tra
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +122,12 @@ class Recorded:
             self.name, self.views, clients, lambda index: rounds[index].participants, self.naming, self.first_round
         )
 
-    def rehearse(self) -> Iterator[ViewResult]:
-        for view in self.views:
-            yield view.see(self.transcript, self.knows, self.truths)
+    def rehearse(self) -> Sequence[ViewResult]:
+        return self._rehearsed
+
+    @cached_property
+    def _rehearsed(self) -> Sequence[ViewResult]:
+        return [view.see(self.transcript, self.knows, self.truths) for view in self.views]
 
     def targets(self, progress: RoundProgress, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
@@ -133,10 +137,9 @@ class Recorded:
         if not isinstance(view, Together):
             return self._single(view)
         first, *later = targets = [self._single(of_round) for of_round in view.ordered]
-        joint = target_of(self.transcript, view, self.knows, self.truths)
         return replace(
             first,
-            observation=joint.observation,
+            observation=view.see(self.transcript, self.knows, self.truths).observation,
             further=self._further(view, first),
             doubts=joint_doubts(targets),
             joint_targets=tuple(later),
@@ -151,14 +154,15 @@ class Recorded:
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
-        target = target_of(self.transcript, view, self.knows, self.truths)
         result, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
-        result = replace(result, observation=target.observation)
+        target = target_of(self.transcript, view, result, self.truths)
         participants = participants_of(self.transcript, index, result)
         claim = claim_of(self.transcript, index, result, self.truths, self.defences)
         if claim is not None:
             # A defence that depends on the round counts from 0, as in a simulation.
-            claim = replace(claim, honest=self._honest(participants), round=index - self.first_round)
+            dishonest = any(p.name in self.dishonest for p in participants)
+            honest = not dishonest if self.simulated else not self.transcript.terms.behaviours
+            claim = replace(claim, honest=honest, round=index - self.first_round)
         pool = self._pool(participants)
         return replace(
             target,
@@ -185,19 +189,13 @@ class Recorded:
             simulated=self.simulated,
         )
         if not self.simulated and has_unnamed_defence(self.transcript, participants, self.defences):
-            yield doubt(Kind.DEFENCE_NOT_NAMED)
+            yield doubt(DoubtKind.DEFENCE_NOT_NAMED)
         contradictions = _entries(self.contradictions, index, ("", *result.clients))
         if contradictions:
-            yield doubt(Kind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
+            yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
         for client in ("", *result.clients):
             for claim in self.epsilons.get(client, ()):
-                yield doubt(Kind.EPSILON_NOT_AS_DECLARED, **claim.details)
-
-    def _honest(self, participants: Sequence[Participant]) -> bool:
-        """Return whether every client behind the message did what is claimed."""
-        if self.simulated:
-            return not any(p.name in self.dishonest for p in participants)
-        return not self.transcript.terms.behaviours
+                yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""
@@ -225,11 +223,18 @@ class Recorded:
         model, named = self.transcript.model, f" {self.name!r}" if self.name else ""
         size = sum(p.numel() for p in model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [f"A {type(model).__name__} of {size:,} parameters.", truth, *self._personalised()]
+        lines = [
+            f"A {vars(model).get('network_title', type(model).__name__)} of {size:,} parameters.",
+            truth,
+            *self._personalised(),
+        ]
         lines += list(self._untrained())
         more = [] if self.public is None else [self.public.sentence]
-        sections = [Section(f"Recording{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
-        return [*sections, Section("Contradictions", self.contradiction_texts())] if self.contradictions else sections
+        sections = [
+            (f"Recording{named}", lines),
+            *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
+        ]
+        return [*sections, ("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 
     def _personalised(self) -> Iterator[str]:
         """Say which clients were sent a model of their own."""

@@ -79,13 +79,6 @@ def match_private(images: Tensor, truth: Truth) -> Matching:
     return Matching(match(images, truth.images).partner[: len(truth.private.images)])
 
 
-def energy_blind(attack: AnyAttack, observation: Observation, reconstruction: Reconstruction) -> float:
-    """Return the energy of a plain grey image under the labels that the attack found."""
-    return energy_at(
-        attack, observation, grey(observation, len(reconstruction.labels)), reconstruction.labels, reconstruction
-    )
-
-
 def in_pixel_range(images: Tensor, observation: Observation) -> Tensor:
     """Clip reconstructed pixels to the range that the adversary knows; NaN stays NaN.
 

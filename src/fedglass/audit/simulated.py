@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 
-from fedglass.audit.knowledge import adversary_sections, describe_training, sights_of
+from fedglass.audit.knowledge import adversary_sections, describe_training
 from fedglass.audit.protection import defences_of, describe_protection, merge_by_client, rehearse_defences, undefended
 from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.recorded import Recorded
-from fedglass.audit.target import MissingTarget, RoundProgress, Section, Target, TargetInfo, target_infos
+from fedglass.audit.target import (
+    PendingTarget,
+    RoundProgress,
+    Section,
+    Target,
+    TargetInfo,
+    missing_target,
+    target_infos,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.tensors import buffers_of, weights_of
@@ -24,7 +33,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +67,7 @@ class Simulated:
         return self.federation.shape
 
     def identity(self) -> str:
+        """Return a hash of everything that decides the messages."""
         test = self.test
         measured = [] if test is None else [str(self.rounds), of_tensor(test.images), of_tensor(test.labels)]
         public = [] if self.public is None or not self.public.identity else [self.public.identity]
@@ -76,18 +86,20 @@ class Simulated:
 
     def targets(
         self, progress: RoundProgress, answers: TrainClients = train_sequentially
-    ) -> Sequence[Target | MissingTarget]:
+    ) -> Sequence[Target | PendingTarget]:
+        """Return the targets in the order of `infos`; `answers` trains the clients."""
         transcript, last = self._played(progress, answers)
         utility = self._utility(last, progress, answers)
-        then = {i: self._utility_after(transcript.rounds[i]) for i in {view.rounds()[-1] for view in self.views}}
+        rounds = {view.rounds()[-1] for view in self.views} if len(self._seen_rounds()) > 1 else set()
+        then = {} if self.test is None else {index: self._accuracy(transcript.rounds[index]) for index in rounds}
         recorded = self.recorded(transcript)
 
-        def target(view: View) -> Target | MissingTarget:
+        def target(view: View) -> Target | PendingTarget:
             try:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
-                return MissingTarget(str(error))
-            figures = {**utility, **then[view.rounds()[-1]]}
+                return partial(missing_target, str(error))
+            figures = {**utility, **({AFTER_ROUND: then[view.rounds()[-1]]} if then else {})}
             return replace(single, utility=figures, swept=self.swept, doubts=(*single.doubts, *self._utility_doubts()))
 
         return [target(view) for view in self.views]
@@ -136,12 +148,16 @@ class Simulated:
         )
         return Transcript(self.federation.model, terms, rounds, self._origin())
 
-    def rehearse(self) -> Iterator[ViewResult]:
+    def rehearse(self) -> Sequence[ViewResult]:
+        """Refuse what could only fail after the training; return what will be seen, except its entries."""
+        return self._rehearsed
+
+    @cached_property
+    def _rehearsed(self) -> Sequence[ViewResult]:
         rehearse_defences(self.federation)
         silent = self._transcript({index: silent_round(self.federation, index) for index in self._seen_rounds()})
         truths = self.truths()
-        for view in self.views:
-            yield view.see(silent, self.knows, truths)
+        return [view.see(silent, self.knows, truths) for view in self.views]
 
     def protection(self) -> dict[str, tuple[str, ...]]:
         """Return sentences about what protects each client and what that promises."""
@@ -151,26 +167,24 @@ class Simulated:
         """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None:
             return {}
-        federation = self.federation
-        utility = {"test accuracy": accuracy(model_after(federation.model, last), federation.whitening, self.test)}
-        if any(map(defences_of, federation.clients)):
-            bare = replace(federation, clients=[undefended(client) for client in federation.clients])
+        utility = {"test accuracy": self._accuracy(last)}
+        if any(map(defences_of, self.federation.clients)):
+            bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
             *_, last = bare.play(self.rounds, progress, answers)
-            utility["test accuracy, undefended"] = accuracy(model_after(bare.model, last), bare.whitening, self.test)
+            utility["test accuracy, undefended"] = self._accuracy(last)
         return utility
 
     def _utility_doubts(self) -> Iterator[Doubt]:
         if self.test is not None and self.federation.classes > 1 and len(torch.unique(self.test.labels)) == 1:
-            yield doubt(Kind.TEST_OF_ONE_CLASS, examples=len(self.test.labels))
+            yield doubt(DoubtKind.TEST_OF_ONE_CLASS, examples=len(self.test.labels))
 
-    def _utility_after(self, round_: Round) -> dict[str, float]:
-        """Return the accuracy of the model after a round, where the views see several rounds."""
-        if self.test is None or len(self._seen_rounds()) < 2:
-            return {}
-        federation = self.federation
-        return {AFTER_ROUND: accuracy(model_after(federation.model, round_), federation.whitening, self.test)}
+    def _accuracy(self, round_: Round) -> float:
+        """Return the accuracy of the model after a round on the test examples."""
+        assert self.test is not None, "asked before"
+        return accuracy(model_after(self.federation.model, round_), self.federation.whitening, self.test)
 
     def threat(self) -> list[Section]:
+        """Return the source as sentences of the threat model."""
         f, named = self.federation, f" {self.name!r}" if self.name else ""
         counts = sorted({len(c.labels) for c in f.clients})
         examples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -186,7 +200,14 @@ class Simulated:
             *f.terms.behaviours,
         ]
         more = [] if self.public is None else [self.public.sentence]
-        return [Section(f"Federation{named}", lines), *adversary_sections(sights_of(self), more, named.strip())]
+        return [
+            (f"Federation{named}", lines),
+            *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
+        ]
+
+
+Source = Simulated | Recorded
+"""Something that yields targets."""
 
 
 def _trainings(federation: Federation) -> dict[str, Training]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import Any, cast
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,22 +16,21 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import identity_text
 from fedglass.core.tensors import Params, moved_others
 from fedglass.core.types import BatchNorm, Observation
-from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.peer import PeerView
-from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Transcript
+from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import (
     COUNTED,
     AggregateView,
-    HasLabel,
-    Knows,
     Naming,
     ServerView,
     Together,
     View,
     ViewResult,
+    label_of,
 )
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
+from fedglass.verdict.records import ROUNDS
 
 RoundProgress = Callable[[int, int], None]
 """Callback that receives the number of finished rounds and of all rounds."""
@@ -80,14 +79,6 @@ class Target:
     swept: Mapping[str, float] = field(default_factory=dict)
     """What a sweep changes from one federation to the next, and its value here."""
 
-    def without(self, *, pool: bool, others: bool) -> Target:
-        """Return the target without what a probe does not use: it travels to every worker."""
-        return replace(self, pool=None if pool else self.pool, same_noise_in={} if others else self.same_noise_in)
-
-    def target(self) -> Target:
-        """Return the target itself: unlike a pending one it is ready."""
-        return self
-
     @property
     def known_truth(self) -> Truth:
         """The truth, for a probe that measures nothing without it."""
@@ -111,16 +102,19 @@ def coverage_doubts(
     model's arrays. A network may put anything into buffers of its own, which no attack reads.
     """
     observation = view_result.observation
-    if _batch_statistics(view_result, participants):
-        yield doubt(Kind.STATISTICS_SENT)
+    # BatchNorm trained with the statistics of its batches: as declared, or because they moved.
+    declared = any(p.training is not None and p.training.batch_norm is BatchNorm.BATCH for p in participants)
+    normalises = any(isinstance(layer, _BatchNorm) for layer in observation.model.modules())
+    if (declared and normalises) or Fact.STATISTICS in observation.facts:
+        yield doubt(DoubtKind.STATISTICS_SENT)
     if unaudited_clients:
-        yield doubt(Kind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
+        yield doubt(DoubtKind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
     unread = list(dict.fromkeys((*moved_others(observation.buffers, observation.buffers_after), *extra_payload)))
     if unread:
-        yield doubt(Kind.EXTRA_PAYLOAD, names=unread)
+        yield doubt(DoubtKind.EXTRA_PAYLOAD, names=unread)
     stated = observation.knows.examples if Fact.EXAMPLES in observation.facts else None
     if truth is not None and not simulated and stated is not None and stated != len(truth.labels):
-        yield doubt(Kind.WRONG_COUNT, stated=stated, true=len(truth.labels))
+        yield doubt(DoubtKind.WRONG_COUNT, stated=stated, true=len(truth.labels))
 
 
 def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
@@ -128,33 +122,30 @@ def joint_doubts(targets: Sequence[Target]) -> tuple[Doubt, ...]:
 
     Extra payloads are listed together. Contradictions in a recording stay with the message that they are about.
     """
-    by_kind: dict[Kind, Doubt] = {}
+    by_kind: dict[DoubtKind, Doubt] = {}
     for i, target in enumerate(targets):
         for doubt_ in target.doubts:
-            if i == 0 or doubt_.kind is not Kind.NOT_AS_DECLARED:
+            if i == 0 or doubt_.kind is not DoubtKind.NOT_AS_DECLARED:
                 by_kind.setdefault(doubt_.kind, doubt_)
-    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is Kind.EXTRA_PAYLOAD]
+    payloads = [doubt_ for target in targets for doubt_ in target.doubts if doubt_.kind is DoubtKind.EXTRA_PAYLOAD]
     if payloads:
         names = dict.fromkeys(name for doubt_ in payloads for name in cast(list[str], doubt_.details["names"]))
-        by_kind[Kind.EXTRA_PAYLOAD] = doubt(Kind.EXTRA_PAYLOAD, names=list(names))
+        by_kind[DoubtKind.EXTRA_PAYLOAD] = doubt(DoubtKind.EXTRA_PAYLOAD, names=list(names))
     return tuple(by_kind.values())
 
 
-class Pending(Protocol):
-    """A target that the worker makes for itself: training its clients is then spread over the workers too."""
-
-    def target(self) -> Target: ...
+PendingTarget = Callable[[], Target]
+"""A target that the worker makes for itself: training its clients is then spread over the workers too."""
 
 
-@dataclass(frozen=True)
-class MissingTarget:
-    """A target that turned out not to exist, such as an aggregate into which the rule let no client."""
+def ready_target(target: Target | PendingTarget) -> Target:
+    """Return a target, and make it first if it is pending."""
+    return target if isinstance(target, Target) else target()
 
-    why: str
 
-    def target(self) -> Target:
-        """Fail this case for the reason, and no other case with it."""
-        raise UsageError(self.why)
+def missing_target(why: str) -> Target:
+    """Fail the case of a target that does not exist, such as an aggregate into which the rule let no client."""
+    raise UsageError(why)
 
 
 @dataclass(frozen=True)
@@ -171,49 +162,19 @@ class TargetInfo:
     name: str = ""
     """The view in short; empty where it has no short name."""
     standpoint: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading of the threat model and its sentences."""
-
-    title: str
-    lines: Sequence[str]
-
-
-class Source(Protocol):
-    """Something that yields targets."""
+    rounds: int = 1
+    """The number of rounds whose messages are attacked together."""
 
     @property
-    def name(self) -> str: ...
+    def facts(self) -> dict[str, Any]:
+        """The fields of a record that are known of the target."""
+        joint = {} if self.rounds == 1 else {"extra": {ROUNDS: self.rounds}}
+        names = {"view": self.text, "view_name": self.name, "standpoint": self.standpoint}
+        return {**names, "round": self.round, **joint}
 
-    @property
-    def knows(self) -> Knows: ...
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of one image."""
-        ...
-
-    def identity(self) -> str:
-        """Return a hash of everything that decides the messages."""
-        ...
-
-    def infos(self) -> Sequence[TargetInfo]: ...
-
-    def threat(self) -> list[Section]:
-        """Return the source as sentences of the threat model."""
-        ...
-
-    def rehearse(self) -> Iterable[ViewResult]:
-        """Refuse what could only fail after the training; then yield what will be seen, except its entries."""
-        ...
-
-    def targets(
-        self, progress: RoundProgress, answers: TrainClients = train_sequentially
-    ) -> Sequence[Target | Pending]:
-        """Return the targets in the order of `infos`; `answers` trains the clients that are simulated for them."""
-        ...
+Section = tuple[str, Sequence[str]]
+"""A heading of the threat model and its sentences."""
 
 
 def target_infos(
@@ -234,11 +195,13 @@ def target_infos(
         identity = identity_text(view, "The adversary's view")
         # A user's own view may take no naming.
         options = () if naming is COUNTED else (naming,)
-        short = view.label(*options) if isinstance(view, HasLabel) else None
-        named = ("", "") if short is None else (prefix + short.name, short.standpoint)
+        standpoint, short = label_of(view, *options) or ("", "")
+        named = (prefix + short, standpoint) if standpoint else ("", "")
         crowd = _crowd(view, clients, present) if isinstance(view, PeerView) else ""
         text, index = prefix + view.describe(*options) + crowd, naming.round(view.rounds()[-1])
-        infos.append(TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named))
+        infos.append(
+            TargetInfo(repr(_counted_from(view, first_round)), identity, text, index, *named, len(view.rounds()))
+        )
     return infos
 
 
@@ -276,10 +239,15 @@ def further_rounds(
     return sum(not set(clients).isdisjoint(present) for present in rounds)
 
 
-def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths | None) -> Target:
-    """Return the target that one view makes of a transcript, simulated or recorded."""
-    view_result, round_ = view.see(transcript, knows, truths), transcript.rounds[view.rounds()[-1]]
-    terms = transcript.terms
+def target_of(transcript: Transcript, view: View, view_result: ViewResult, truths: Truths | None) -> Target:
+    """Return the target of what one view saw of a transcript, simulated or recorded."""
+    round_, terms = transcript.rounds[view.rounds()[-1]], transcript.terms
+    come_back = [
+        f"Round {view.rounds()[-1] + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back "
+        "after rejections."
+        for p in round_.participants
+        if p.known_as
+    ]
     protected = None if terms.defences is None else {name: terms.defences.get(name, ()) for name in view_result.clients}
     return Target(
         view_result.observation,
@@ -289,22 +257,5 @@ def target_of(transcript: Transcript, view: View, knows: Knows, truths: Truths |
         contributors=view_result.clients,
         participants=tuple(p.name for p in round_.participants),
         accepted=round_.accepted,
-        behaviours=(*terms.behaviours, *_come_back(round_, view.rounds()[-1])),
+        behaviours=(*terms.behaviours, *come_back),
     )
-
-
-def _come_back(round_: Round, index: int) -> list[str]:
-    """Name the clients that the server knew under a new name in that round."""
-    return [
-        f"Round {index + 1}: the server knew {p.name} as {p.known_as!r}, under which it had come back after rejections."
-        for p in round_.participants
-        if p.known_as
-    ]
-
-
-def _batch_statistics(view_result: ViewResult, participants: Sequence[Participant]) -> bool:
-    """Return whether BatchNorm trained with the statistics of its batches: as declared, or because they moved."""
-    trainings = [p.training for p in participants if p.training is not None]
-    used = any(training.batch_norm is BatchNorm.BATCH for training in trainings)
-    normalises = any(isinstance(layer, _BatchNorm) for layer in view_result.observation.model.modules())
-    return (used and normalises) or Fact.STATISTICS in view_result.observation.facts

@@ -151,7 +151,12 @@ def _dual_success(losses: Any, base_rate: float) -> float:
 @lru_cache(maxsize=4)
 def _losses(sample_rate: float, noise_multiplier: float, steps: int) -> Any:
     """Return the privacy-loss distribution of all steps; None if the noise is too weak for it."""
-    distributions = _distributions()
+    if not pld_installed():
+        raise UsageError(
+            "The privacy of Poisson samples needs the package dp-accounting, which is not installed: "
+            "pip install fedglass[pld]."
+        )
+    distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     if noise_multiplier < WEAKEST_NOISE:
         return None
     step = distributions.from_gaussian_mechanism(
@@ -175,15 +180,6 @@ def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
 def pld_installed() -> bool:
     """Return True if dp-accounting is installed, which the privacy of Poisson samples needs."""
     return importlib.util.find_spec("dp_accounting") is not None
-
-
-def _distributions() -> Any:
-    if not pld_installed():
-        raise UsageError(
-            "The privacy of Poisson samples needs the package dp-accounting, which is not installed: "
-            "pip install fedglass[pld]."
-        )
-    return importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
 
 
 def centred_gram(updates: Tensor) -> Tensor:

@@ -157,7 +157,13 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     >>> f"{guess_p_value(100, 100, 90, epsilon=1.0, delta=1e-5):.4e}"
     '1.0875e-04'
     """
-    _check_guesses(canaries, guesses, right)
+    for name, value in (("canaries", canaries), ("guesses", guesses), ("right", right)):
+        check_count(name, value, least=0)
+    if not right <= guesses <= canaries:
+        raise UsageError(
+            f"There are at most as many right guesses as guesses, and as many guesses as canaries, got {right}, "
+            f"{guesses} and {canaries}."
+        )
     check_size("epsilon", epsilon)
     check_delta(delta)
     rate = float(scipy.special.expit(epsilon))
@@ -250,13 +256,3 @@ def _scores(name: str, numbers: ArrayLike) -> NDArray[np.float64]:
     if scores.ndim != 1 or scores.size == 0 or np.isnan(scores).any():
         raise UsageError(f"The {name} scores must be a list of numbers, got the shape {scores.shape}: check for nan.")
     return scores
-
-
-def _check_guesses(canaries: int, guesses: int, right: int) -> None:
-    for name, value in (("canaries", canaries), ("guesses", guesses), ("right", right)):
-        check_count(name, value, least=0)
-    if not right <= guesses <= canaries:
-        raise UsageError(
-            f"There are at most as many right guesses as guesses, and as many guesses as canaries, got {right}, "
-            f"{guesses} and {canaries}."
-        )

@@ -122,10 +122,6 @@ class Claim:
         return self.clients[: len(self.clients) - self.own_clients]
 
     @property
-    def has_truth(self) -> bool:
-        return all(client.truth is not None for client in self.clients)
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of one image."""
         if self.image_shape is not None:

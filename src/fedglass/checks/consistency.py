@@ -41,6 +41,8 @@ from fedglass.models.network import Network
 
 MOST_TRIED_STEPS = 50
 """Local steps beyond which a training is not run on other images."""
+Expected = list[tuple[Tensor, Tensor]]
+"""Images, and the probabilities that the network gives their classes."""
 
 
 def contradictions(claim: Claim) -> tuple[str, ...]:
@@ -53,8 +55,8 @@ def contradictions(claim: Claim) -> tuple[str, ...]:
 
 def _statistics(claim: Claim, training: Training) -> Iterator[str]:
     """Check the running statistics: they move where layers normalise by the batch, and stay where they are frozen."""
-    names = [name for name in _running(claim.model) if name in claim.buffers and name in claim.buffers_after]
-    if not names:
+    names = [f"{name}.{kind}" for name in _normalising(claim.model) for kind in (MEAN, VARIANCE)]
+    if not any(name in claim.buffers and name in claim.buffers_after for name in names):
         return
     moved = moved_statistics(claim.buffers, claim.buffers_after)
     frozen = training.batch_norm is BatchNorm.FROZEN
@@ -111,7 +113,8 @@ def _scattered_sizes(claim: Claim, training: Training) -> Iterator[str]:
     if not isinstance(optimiser, Adam | AdamW) or optimiser.eps > LARGEST_ADAM_EPS or not alone or sizes is None:
         return
     share = _densest(sizes)
-    if share < SCATTERED_SIZES and _is_unsure(claim, training):
+    # A network that has learnt its data may have hardly a gradient there.
+    if share < SCATTERED_SIZES and not _sure(_expected(claim, training)):
         yield (
             f"at most {share:.1%} of the weights moved by the same amount, where one step of Adam moves nearly all by "
             "its learning rate: leave training.optimiser out"
@@ -153,7 +156,8 @@ def _size(claim: Claim, training: Training) -> Iterator[str]:
         return
     size = math.sqrt(sum(float(u.double().square().sum()) for u in claim.update.values()))
     correct = "correct training.lr (a loss that is summed over the examples makes it larger), epochs or batch_size"
-    most, least = _most(claim, training), _smallest_norm(claim, training)
+    expected = _expected(claim, training)
+    most, least = _most(claim, training, expected), _least(claim, training, expected)
     if most is not None and size > most:
         yield (
             f"the message has the norm {size:.3g}, where the declared training moves no image's weights by more than "
@@ -166,23 +170,35 @@ def _size(claim: Claim, training: Training) -> Iterator[str]:
         )
 
 
-def _most(claim: Claim, training: Training) -> float | None:
-    """Return the largest norm that a message may have; None where nothing bounds it."""
+def _most(claim: Claim, training: Training, expected: Expected) -> float | None:
+    """Return the largest norm that a message may have; None where nothing bounds it.
+
+    One step is compared with steps under the labels that surprise the network most. Several may leave the region where
+    gradients are what they were: a training that diverges has no largest size.
+    """
     optimiser = training.optimiser
     assert isinstance(optimiser, SGD)
     if training.clip is not None and not optimiser.weight_decay:
         travelled = optimiser.travel(training.lr, claim.steps)
         return None if travelled is None else largest_norm(training.clip * travelled, CLIP_SLACK_ARITHMETIC)
-    largest = _largest_norm(claim, training)
-    return None if largest is None else LARGEST_BEYOND * largest
+    if claim.steps > 1:
+        return None
+    return LARGEST_BEYOND * max(_norm(claim, training, inputs, p.argmin(1)) for inputs, p in expected)
+
+
+def _least(claim: Claim, training: Training, expected: Expected) -> float | None:
+    """Return the smallest norm under the labels that the network expects; infinite where every training diverges.
+
+    None where the network is sure of any image, so that it may have learnt what it is sure of, or where the training
+    is too long to be run.
+    """
+    if claim.steps > MOST_TRIED_STEPS or _sure(expected):
+        return None
+    return min(_norm(claim, training, inputs, p.argmax(1)) for inputs, p in expected)
 
 
 def _normalising(model: nn.Module) -> list[str]:
     return [name for name, layer in model.named_modules() if isinstance(layer, _NormBase)]
-
-
-def _running(model: nn.Module) -> list[str]:
-    return [f"{name}.{kind}" for name in _normalising(model) for kind in (MEAN, VARIANCE)]
 
 
 def _moved(claim: Claim) -> Tensor | None:
@@ -203,56 +219,21 @@ def _densest(sizes: Tensor) -> float:
     return float((ends - torch.arange(len(logs))).max()) / len(logs)
 
 
-def _largest_norm(claim: Claim, training: Training) -> float | None:
-    """Return the largest norm of one step, under the labels that surprise the network most; None for several steps.
-
-    Several may leave the region where gradients are what they were: a training that diverges has no largest size.
-    """
-    if claim.steps > 1:
-        return None
-    network = _network(claim, training)
-    return max(
-        _norm(claim, training, network, inputs, p.argmin(1)) for inputs, p in _expected(claim, training, network)
-    )
-
-
-def _smallest_norm(claim: Claim, training: Training) -> float | None:
-    """Return the smallest norm under the labels that the network expects; infinite where every training diverges.
-
-    None where the network is sure of any image, so that it may have learnt what it is sure of, or where the training
-    is too long to be run.
-    """
-    network = _network(claim, training)
-    expected = _expected(claim, training, network)
-    if claim.steps > MOST_TRIED_STEPS or _sure(expected):
-        return None
-    return min(_norm(claim, training, network, inputs, p.argmax(1)) for inputs, p in expected)
-
-
-def _is_unsure(claim: Claim, training: Training) -> bool:
-    """Return whether the network is sure of no image: one that has learnt its data may have hardly a gradient there."""
-    return not _sure(_expected(claim, training, _network(claim, training)))
-
-
-def _sure(expected: list[tuple[Tensor, Tensor]]) -> bool:
+def _sure(expected: Expected) -> bool:
+    """Return whether the network is sure of any image."""
     return any(not float(p.max()) < SURE for _, p in expected)
 
 
-def _network(claim: Claim, training: Training) -> Network:
-    return Network(claim.model, claim.buffers, training.batch_norm)
+def _expected(claim: Claim, training: Training) -> Expected:
+    """Return other images, and the probabilities that the network gives their classes.
 
-
-def _expected(claim: Claim, training: Training, network: Network) -> list[tuple[Tensor, Tensor]]:
-    """Return other images, and the probabilities that the network gives their classes."""
-    weights = [claim.before[name] for name in network.names]
+    One image at a time; all together where layers normalise by the batch, which may need several.
+    """
+    network = Network(claim.model, claim.buffers, training.batch_norm)
+    weights, inputs = [claim.before[name] for name in network.names], claim.whitening.whiten(_images(claim.shape))
+    batches = [inputs] if training.batch_norm is BatchNorm.BATCH else torch.split(inputs, 1)
     with torch.no_grad():
-        return [(inputs, F.softmax(network(weights, inputs), dim=1)) for inputs in _batches(claim, training)]
-
-
-def _batches(claim: Claim, training: Training) -> Iterator[Tensor]:
-    """Return one image at a time; all together where layers normalise by the batch, which may need several."""
-    inputs = claim.whitening.whiten(_images(claim.shape))
-    return iter([inputs] if training.batch_norm is BatchNorm.BATCH else torch.split(inputs, 1))
+        return [(batch, F.softmax(network(weights, batch), dim=1)) for batch in batches]
 
 
 def _images(shape: tuple[int, int, int]) -> Tensor:
@@ -263,8 +244,9 @@ def _images(shape: tuple[int, int, int]) -> Tensor:
     return torch.cat([noise, smooth, torch.zeros(1, *shape), torch.ones(1, *shape)])
 
 
-def _norm(claim: Claim, training: Training, network: Network, inputs: Tensor, labels: Tensor) -> float:
+def _norm(claim: Claim, training: Training, inputs: Tensor, labels: Tensor) -> float:
     """Return the norm of the message; infinite where the training diverges."""
+    network = Network(claim.model, claim.buffers, training.batch_norm)
     full_batch = replace(training, epochs=1, batch_size=None, steps=claim.steps, shuffle=False)
     start = [claim.before[name] for name in network.names]
     after = train(network, start, inputs, labels, schedule(full_batch, len(labels), None), full_batch)

@@ -105,29 +105,15 @@ def _as_sent(tensor: Tensor, grid: torch.dtype | None, like: Tensor) -> Tensor:
 
 
 def _each_without(client: ClientClaim) -> Iterator[ClientClaim | None]:
-    """Return the client without each of its records; None where nothing can be left out."""
+    """Return the client without each of its records, in the same batches; None where nothing can be left out."""
     count = len(client.labels)
     if count == 1 or count * max(1, client.steps) > MOST_REPLAYS:
         yield from [None] * count
         return
-    order = _order(client)
+    rows = torch.arange(count)
+    # The rows of each local step: recorded, or drawn as the replay draws them.
+    drawn = [rows[batch.rows].tolist() for batch in client.batches()] if client.order is None else client.order
     for row in range(count):
-        yield _without(client, order, row)
-
-
-def _order(client: ClientClaim) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of each local step: recorded, or drawn as the replay draws them."""
-    if client.order is not None:
-        return client.order
-    rows = torch.arange(len(client.labels))
-    return tuple(tuple(rows[batch.rows].tolist()) for batch in client.batches())
-
-
-def _without(client: ClientClaim, order: Sequence[Sequence[int]], row: int) -> ClientClaim | None:
-    """Return the client without one record, in the same batches; None where a batch would be empty."""
-    batches = [tuple(i - (i > row) for i in batch if i != row) for batch in order]
-    if not all(batches):
-        return None
-    rows = [i for i in range(len(client.labels)) if i != row]
-    reduced = client.with_examples(client.images[rows], client.labels[rows])
-    return replace(reduced, order=tuple(batches))
+        batches = tuple(tuple(i - (i > row) for i in batch if i != row) for batch in drawn)
+        reduced = client.with_examples(client.images[rows != row], client.labels[rows != row])
+        yield replace(reduced, order=batches) if all(batches) else None

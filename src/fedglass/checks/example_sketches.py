@@ -134,7 +134,9 @@ class Reader:
 
     def _agrees(self, step: Step) -> bool:
         """Return whether the layers give all gradients; else they are computed by example, several times as slowly."""
-        if not _covers(self.network):
+        module = self.network._module
+        covered = {f"{name}.{part}".lstrip(".") for name in _layers(module) for part in ("weight", "bias")}
+        if not covered.issuperset(self.network.names):
             return False
         try:
             gradients = _by_layers(step)
@@ -181,30 +183,22 @@ def _summed(gradient: _Found, shares: Tensor) -> Tensor:
     return (shares @ gradient.flatten(1)).view(gradient.shape[1:])
 
 
-def _covers(network: Network) -> bool:
-    """Return whether every parameter belongs to a layer with a gradient in closed form."""
-    module = network._module
-    covered = {f"{name}.{part}".lstrip(".") for name, _ in _layers(module) for part in ("weight", "bias")}
-    return all(name in covered for name in network.names)
+def _layers(module: nn.Module) -> dict[str, _Layer]:
+    """Return the layers that have a gradient in closed form."""
 
+    def padded_otherwise(layer: nn.Module) -> bool:
+        return isinstance(layer, nn.Conv2d) and (isinstance(layer.padding, str) or layer.padding_mode != "zeros")
 
-def _layers(module: nn.Module) -> list[tuple[str, _Layer]]:
-    return [
-        (name, m)
-        for name, m in module.named_modules()
-        if isinstance(m, _Layer)
-        and not (isinstance(m, nn.Conv2d) and _padded_otherwise(m))
-        and m._parameters.get("weight") is not None
-    ]
-
-
-def _padded_otherwise(layer: nn.Conv2d) -> bool:
-    return isinstance(layer.padding, str) or layer.padding_mode != "zeros"
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _Layer) and not padded_otherwise(layer) and layer._parameters.get("weight") is not None
+    }
 
 
 def _by_layers(step: Step) -> list[_Found]:
     """Return the gradients of the examples' losses, from the inputs of each layer and the gradients of its outputs."""
-    layers = dict(_layers(step.network._module))
+    layers = _layers(step.network._module)
     with torch.enable_grad(), _watched(layers) as passes:
         logits = step.network(step.weights, step.inputs.detach().requires_grad_())
         loss = step.loss(logits, step.targets) * len(step.targets)

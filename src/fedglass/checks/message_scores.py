@@ -47,18 +47,6 @@ class ScoredMessage:
     """The deviation of declared additive Gaussian noise at each entry of the update."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Filter:
-    """The part of one update that the common directions do not explain."""
-
-    remainder: Sequence[Tensor]
-    """Of length 1: its sketch, or under noise its tensors, since a sketch adds up the noise of many entries."""
-    shares: Tensor
-    """The share of each direction that is taken out, by its squared length.  # (k,)"""
-    weight: float
-    """How much the others vary along a public gradient, in units of how they vary everywhere."""
-
-
 class Scorer:
     """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
@@ -76,7 +64,7 @@ class Scorer:
         self._squares = squares.clamp(min=0)
         self._common = (self._vectors.T @ self._gradients.double()).float()  # (k, places)
         self._filters = [self._filter(*sources) for sources in zip(sent, sketches, products.T, strict=True)]
-        self._along = [filter_.remainder for filter_ in self._filters] if self._along else []
+        self._along = [remainder for remainder, _, _ in self._filters] if self._along else []
 
     @property
     def statistic(self) -> str:
@@ -123,8 +111,16 @@ class Scorer:
         """Return sketches of the gradients, and under noise their exact products with the updates or remainders."""
         return self._reader.read(*self._inputs(rows), self._along)
 
-    def _filter(self, update: Sequence[Tensor], sketch: Tensor, products: Tensor) -> _Filter:
-        """Take out what the others explain; `products` are the update's with the public gradients.  # (k,)"""
+    def _filter(
+        self, update: Sequence[Tensor], sketch: Tensor, products: Tensor
+    ) -> tuple[Sequence[Tensor], Tensor, float]:
+        """Take out what the others explain; `products` are the update's with the public gradients.  # (k,)
+
+        Returns:
+            The remainder, of length 1: a sketch, or under noise the tensors, since a sketch adds up the noise of many
+            entries; the share of each direction that is taken out, by its squared length; and how much the others vary
+            along a public gradient, in units of how they vary everywhere.
+        """
         along = self._vectors.T @ products
         weight = self._likeliest(along, update if self._along else [sketch])
         shares = weight / (1 + weight * self._squares)
@@ -135,7 +131,7 @@ class Scorer:
         else:
             sent, remainder = [sketch], [sketch - explained.float() @ self._gradients]
         size = max(sum(float((u * r).sum()) for u, r in zip(sent, remainder, strict=True)), TINY) ** 0.5
-        return _Filter([tensor / size for tensor in remainder], shares, weight)
+        return [tensor / size for tensor in remainder], shares, weight
 
     def _likeliest(self, along: Tensor, update: Sequence[Tensor]) -> float:
         """Return the weight under which the update is most likely, with the variance that goes with it."""
@@ -156,13 +152,11 @@ class Scorer:
         along = (sketches @ self._common.T).double().square()  # (b, k)
         square = sketches.square().sum(1).double()
         scores = []
-        for i, filter_ in enumerate(self._filters):
-            remainder = (square - along @ filter_.shares).clamp(min=TINY)
-            product = products[:, i] if self._along else (sketches @ filter_.remainder[0]).double()
+        for i, (filtered, shares, weight) in enumerate(self._filters):
+            remainder = (square - along @ shares).clamp(min=TINY)
+            product = products[:, i] if self._along else (sketches @ filtered[0]).double()
             # A gradient that is among the public ones explains itself: undone as for one row of a least-squares fit.
-            leverage = (
-                (1 - filter_.weight * remainder).clamp(min=GRADIENT_ROUNDING) if public else torch.ones_like(remainder)
-            )
+            leverage = (1 - weight * remainder).clamp(min=GRADIENT_ROUNDING) if public else torch.ones_like(remainder)
             above_rounding = remainder > GRADIENT_ROUNDING**2 * square
             scores.append(torch.where(above_rounding, product / (remainder * leverage).sqrt(), 0.0))
         return torch.stack(scores).float()

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,15 +162,6 @@ class ReplayOutcome:
         return f"replayed on the true data, the declared training leaves a relative error of {self.residual:.2g}"
 
 
-def replayed_update(claim: Claim) -> Params | None:
-    """Return the update that the claimed clients send together; None where it is too long or diverges."""
-    if too_long(claim):
-        return None
-    tensors = zip(claim.before.items(), message_of(claim, 0), strict=True)
-    update = {name: tensor.to(before.dtype) for (name, before), tensor in tensors}
-    return update if all(bool(torch.isfinite(tensor).all()) for tensor in update.values()) else None
-
-
 def too_long(claim: Claim) -> bool:
     """Return whether a training has too many local steps to be run again."""
     return any(client.steps > MOST_STEPS for client in claim.clients)
@@ -310,26 +302,22 @@ def _corrections(claim: Claim) -> Iterator[tuple[str, Claim]]:
         yield "it is not defended at all: set recording.defended = false", claim.protected_by(UNPROTECTED)
     first = claim.clients[0]
     for correction, fields in other_trainings(first.training):
-        yield correction, _with_training(claim, **fields)
+        yield correction, _with_trainings(claim, partial(replace, **fields))
     channels = first.images.shape[1]
     for name, whitening in NORMALISATIONS.items():
         if len(whitening.mean) in (1, channels) and whitening != claim.whitening:
             yield f"pixels were normalised otherwise: {name}", replace(claim, whitening=whitening)
     factor = _factor(claim)
     if factor is not None:
-        clients = tuple(
-            replace(client, training=replace(client.training, lr=client.training.lr * factor))
-            for client in claim.clients
-        )
         yield (
             f"the steps were {factor:.3g} times as long: another learning rate, or a loss that is summed over the "
             f"examples; set lr = {first.training.lr * factor:.3g}",
-            replace(claim, clients=clients),
+            _with_trainings(claim, lambda training: replace(training, lr=training.lr * factor)),
         )
 
 
-def _with_training(claim: Claim, **fields: Any) -> Claim:
-    clients = (replace(client, training=replace(client.training, **fields)) for client in claim.clients)
+def _with_trainings(claim: Claim, changed: Callable[[Training], Training]) -> Claim:
+    clients = (replace(client, training=changed(client.training)) for client in claim.clients)
     return replace(claim, clients=tuple(clients))
 
 

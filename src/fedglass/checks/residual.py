@@ -83,7 +83,8 @@ class NoiseResidual:
                 raise UsageError(f"{name} must have the shape (n, {entries}), got {tuple(rows.shape)}.")
         if (self.sent_dtype is not None or self.weights_sent) and self.message is None:
             raise UsageError("Rounding depends on what was sent: pass the message, or the weights with weights_sent.")
-        unlike = [n for n, r in self.residual.items() if self.message is not None and not _fits(self.message, n, r)]
+        sent = self.residual if self.message is None else self.message
+        unlike = [n for n, r in self.residual.items() if n not in sent or sent[n].shape != r.shape]
         if unlike:
             raise UsageError(f"The message does not fit its residual at {some(unlike)}: pass what was sent, by name.")
 
@@ -129,10 +130,6 @@ def rounding_of(residual: NoiseResidual) -> float:
     return float(np.median(tests.flat(widths))) / residual.std if widths else 0.0
 
 
-def _fits(message: Params, name: str, residual: Tensor) -> bool:
-    return name in message and message[name].shape == residual.shape
-
-
 def _outcomes(residual: NoiseResidual) -> Iterator[tuple[str, str, TestOutcome]]:
     """Run every test that applies; one outcome for each test and tensor."""
     drawn = _drawn(residual)
@@ -140,7 +137,9 @@ def _outcomes(residual: NoiseResidual) -> Iterator[tuple[str, str, TestOutcome]]
     pool = [name for name, z in scores.items() if z.size < POOLED_ENTRIES]
     ran = {name: _of_tensor(scores[name], drawn[name], residual) for name in scores if name not in pool}
     if pool:
-        ran[" + ".join(pool)] = _of_pool([scores[name] for name in pool], [drawn[name] for name in pool], residual)
+        z, x = (tests.flat(entries[name] for name in pool) for entries in (scores, drawn))
+        squares = [(np.square(scores[name]).sum().reshape(1), scores[name].size) for name in pool]
+        ran[" + ".join(pool)] = _of_entries(z, x, residual) | {"rows": tests.rows(squares)}
     ran[""] = _of_entries(tests.flat(scores.values()), tests.flat(drawn.values()), residual) if len(ran) > 1 else {}
     ran[""] |= _of_message(scores, residual)
     for tensor, outcomes in ran.items():
@@ -167,11 +166,6 @@ def _of_tensor(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOut
         outcomes["singular_values"] = tests.singular_values(matrix)
         outcomes["correlated_rows"] = tests.correlated_rows(matrix)
     return outcomes
-
-
-def _of_pool(z: list[Array], x: list[Array], residual: NoiseResidual) -> dict[str, TestOutcome | None]:
-    squares = [(np.square(scores).sum().reshape(1), scores.size) for scores in z]
-    return _of_entries(tests.flat(z), tests.flat(x), residual) | {"rows": tests.rows(squares)}
 
 
 def _of_message(scores: Mapping[str, Array], residual: NoiseResidual) -> dict[str, TestOutcome | None]:

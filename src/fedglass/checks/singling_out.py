@@ -88,14 +88,8 @@ class GameResult:
     """`rate`, or `rank` where there are fewer than 8 records; empty where records are not shown to be singled out."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """Examples that play against one of the messages."""
-
-    examples: Examples
-    places: Sequence[Tensor]
-    """The candidates of each example, as places within those of its label."""
-    message: int = 0
+_Trial = tuple[Examples, Sequence[Tensor], int]
+"""Examples, the candidates of each as places within those of its label, and the message that they play against."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +128,7 @@ def play(
     scores[:, rows] = scorer.of_pool(rows)
     for sent, row in enumerate(control.stand_ins, start=1):
         scores[sent, row] = -torch.inf  # it is named rightly
-    main = _game([_Trial(_at(records, draw.records), draw.places)], scorer, draw, scores)
+    main = _game([(_at(records, draw.records), draw.places, 0)], scorer, draw, scores)
     control_game = _game(control.trials, scorer, draw, scores) if control.trials else None
     low, high = rate_limits(main, messages, seed)
     control_low, control_high = (None, None) if control_game is None else rate_limits(control_game, messages, seed)
@@ -152,7 +146,7 @@ def play(
         control_rank_p=() if control_game is None else control_game.rank_p,
         scores=tuple(main.scores.tolist()),
         control_scores=() if control_game is None else tuple(control_game.scores.tolist()),
-        candidate_quantiles=_quantiles(scores[0, rows]),
+        candidate_quantiles=tuple(np.quantile(scores[0, rows].double().numpy(), np.linspace(0, 1, QUANTILES)).tolist()),
         statistic=scorer.statistic,
         directions=scorer.directions,
         public=len(draw.public),
@@ -166,12 +160,12 @@ def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) 
     """Return the scores of all trials, with those of the candidates of the same label and message."""
     pools: dict[tuple[int, int], Tensor] = {}
     example_scores, groups, counts, better = [], [], [], []
-    for trial in trials:
-        own_scores = scorer.of_examples(trial.examples)[trial.message].tolist()
-        for score, label, places in zip(own_scores, trial.examples.labels.tolist(), trial.places, strict=True):
-            compared = pools.setdefault((label, trial.message), scores[trial.message, draw.of_label[label]])
+    for examples, places_by_example, message in trials:
+        own_scores = scorer.of_examples(examples)[message].tolist()
+        for score, label, places in zip(own_scores, examples.labels.tolist(), places_by_example, strict=True):
+            compared = pools.setdefault((label, message), scores[message, draw.of_label[label]])
             example_scores.append(score)
-            groups.append([*pools].index((label, trial.message)))
+            groups.append([*pools].index((label, message)))
             counts.append(len(places))
             better.append(int((compared[places] >= score).sum()))
     arrays = [pool_scores.double().numpy() for pool_scores in pools.values()]
@@ -198,10 +192,6 @@ def _exposed_by(result: GameResult, allowed: float, messages: int) -> str:
     by_chance = binomial_tail(named, result.records, RARE_RANK)
     control_named = any(p <= RARE_RANK for p in result.control_rank_p)
     return "rank" if by_chance <= GAME_LEVEL / messages and result.top1 > allowed and not control_named else ""
-
-
-def _quantiles(scores: Tensor) -> tuple[float, ...]:
-    return tuple(np.quantile(scores.double().numpy(), np.linspace(0, 1, QUANTILES)).tolist())
 
 
 def _control(
@@ -239,26 +229,27 @@ def _held_out(records: Examples, held_out: Examples, draw: Draw, seed: int) -> _
         torch.randperm(len(draw.of_label[label]), generator=stream(seed, "held out", i))[:most]
         for i, label in enumerate(examples.labels.tolist())
     ]
-    return _Control("held_out", trials=[_Trial(examples, places)])
+    return _Control("held_out", trials=[(examples, places, 0)])
 
 
 def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed: int) -> _Control:
     """Play each half of the records against the message of the other half."""
     order = torch.randperm(len(records.labels), generator=stream(seed, "halves"))
     halves = [half.sort().values for half in (order[: len(order) // 2], order[len(order) // 2 :])]
-    trials = []
+    trials = list[_Trial]()
     for sent, half in enumerate(reversed(halves), start=1):
         places = torch.isin(draw.records, half).nonzero().flatten().tolist()
-        trials.append(_Trial(_at(records, draw.records[places]), [draw.places[i] for i in places], sent))
+        if places:
+            trials.append((_at(records, draw.records[places]), [draw.places[i] for i in places], sent))
     updates = [counterfactual(half) for half in halves]
-    return _Control("counterfactual", trials=[trial for trial in trials if trial.places], updates=updates)
+    return _Control("counterfactual", trials=trials, updates=updates)
 
 
 def _stand_ins(message: ScoredMessage, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
     """Play the only record against messages of other examples of its label."""
     rows = draw.of_label[int(records.labels[0])][:STAND_INS].tolist()
     updates = [counterfactual_update(message, _at(pool, torch.tensor([row])), seed) for row in rows]
-    trials = [_Trial(records, draw.places, sent) for sent in range(1, 1 + len(rows))]
+    trials = [(records, draw.places, sent) for sent in range(1, 1 + len(rows))]
     return _Control("counterfactual", trials=trials, updates=updates, stand_ins=rows)
 
 

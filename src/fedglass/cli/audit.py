@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.options import (
+    COUNT,
     DEVICES,
+    PATH,
     ExecutorOptions,
     Output,
     announce,
@@ -25,17 +27,15 @@ from fedglass.cli.options import (
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedglass.audit.audit import Job, Result
+    from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
 
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
 
 @click.command(short_help="Run a plan and write the report.")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", "place", type=click.Path(path_type=Path), help="Output directory.  [default: audits/PLAN]"
-)
+@click.argument("plan", type=PATH)
+@click.option("-o", "--output", "place", type=PATH, help="Output directory.  [default: audits/PLAN]")
 @executor_options
 @click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
 @click.option(
@@ -47,12 +47,10 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @model_option
 @click.option(
     "--truth",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder with the clients' own examples, for scoring a recorded folder.  [default: PLAN-truth]",
 )
-@click.option(
-    "--weights", type=click.Path(path_type=Path), help="Safetensors file with parameters that clients never send."
-)
+@click.option("--weights", type=PATH, help="Safetensors file with parameters that clients never send.")
 @public_option
 @click.option("--effort", type=EFFORTS, help="Time limit of the searches on a recorded folder.  [default: standard]")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Time limit in minutes for all searches together.")
@@ -118,7 +116,6 @@ def audit(
 
     if plan.is_dir():
         drafted = _draft_of(plan, model, truth, weights, public, output)
-        announce(drafted.plan, output)
         job = drafted.job()
         limit = job.effort if effort is None else Effort(effort)
         job = replace(job, effort=limit, minutes=minutes, everything=everything, chosen=frozenset(job.attacks))
@@ -172,7 +169,9 @@ def _draft_of(
     return drafted
 
 
-def _perform(job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output) -> tuple[Result, str]:
+def _perform(
+    job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output
+) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
@@ -187,7 +186,7 @@ def _perform(job: Job, directory: Path, execution: ExecutorOptions, device: str,
     return result, kind
 
 
-def _as_json(result: Result, device: str) -> dict[str, object]:
+def _as_json(result: AuditResult, device: str) -> dict[str, object]:
     """Return the result of an audit as JSON."""
     from fedglass.cli.progress import audit_as_json
     from fedglass.verdict.directory import RECORDS, REPORT, SUMMARY
@@ -206,8 +205,8 @@ PEER = "peer"
 
 
 @click.command(short_help="Audit small embedded federations, in half a minute.")
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default="demo", show_default=True)
-@click.option("--workers", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+@click.option("-o", "--output", "place", type=PATH, default="demo", show_default=True)
+@click.option("--workers", type=COUNT, help="Worker processes.  [default: one per core]")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
 @output_options
 def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
@@ -224,7 +223,7 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
     """
     execution = ExecutorOptions(workers=workers)
     execution.warm_up(device)
-    from fedglass.cli.init import DEMO, PEER_DEMO
+    from fedglass.cli.plans import DEMO, PEER_DEMO
 
     server, kind = _audited(DEMO, place, execution, device, output, stops=True)
     peer, _ = _audited(PEER_DEMO, place / PEER, execution, device, output)
@@ -233,7 +232,7 @@ def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
 
 def _audited(
     plan: str, place: Path, execution: ExecutorOptions, device: str, output: Output, *, stops: bool = False
-) -> tuple[Result, str]:
+) -> tuple[AuditResult, str]:
     """Audit a plan; with `stops`, searches run only if exact attacks have shown no leak."""
     from fedglass.plan.compile import compile_plan
     from fedglass.plan.schema import parse_plan
@@ -250,16 +249,10 @@ TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
 
 
 @click.command(short_help="Write the report of an audit directory, also for CI systems.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    "page",
-    type=click.Path(path_type=Path),
-    help="File of the page.  [default: DIRECTORY/report.html]",
-)
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
-@click.option("--sarif", type=click.Path(path_type=Path), metavar="FILE", help="Also write SARIF 2.1.0.")
+@click.argument("directory", type=PATH)
+@click.option("-o", "--output", "page", type=PATH, help="File of the page.  [default: DIRECTORY/report.html]")
+@click.option("--junit", type=PATH, metavar="FILE", help="Also write JUnit XML.")
+@click.option("--sarif", type=PATH, metavar="FILE", help="Also write SARIF 2.1.0.")
 @output_options
 def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path | None, output: Output) -> None:
     """Write report.html from the records in DIRECTORY: one self-contained page that works offline.

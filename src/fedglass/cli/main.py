@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import TracebackType
 from typing import Any
 
 import click
 
 from fedglass import __version__
 from fedglass.cli.audit import audit, demo, report
-from fedglass.cli.check import check, schema
-from fedglass.cli.init import init
-from fedglass.cli.listing import list_known
 from fedglass.cli.options import plain
+from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
 from fedglass.cli.reproduce import campaign, reproduce, results_page
 from fedglass.cli.train import train, train_autoencoder, train_diffusion
@@ -80,44 +77,20 @@ def cli() -> None:
     """
 
 
-campaigns = (campaign, results_page)
-trainings = (train, train_diffusion, train_autoencoder)
-for command in (
-    demo,
-    init,
-    check,
-    audit,
-    record_info,
-    join,
-    report,
-    list_known,
-    schema,
-    reproduce,
-    *campaigns,
-    *trainings,
-):
+audits = (demo, init, check, audit, record_info, join, report, list_known, schema)
+for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder):
     cli.add_command(command)
 
 
-class _Crash:
-    """A guard around the command line: an internal error prints a traceback and exits with 3, never like a verdict."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and error is not None and not issubclass(kind, SystemExit):
-            sys.excepthook(kind, error, trace)
-            raise SystemExit(NOT_COMPLETED)
-
-
 def main() -> None:
-    """Run the `fedglass` command."""
-    with _Crash():
-        try:
-            cli()
-        finally:
-            # Skip the last garbage collection, which takes most of a second after torch was used.
-            gc.freeze()
+    """Run the `fedglass` command; an internal error prints a traceback and exits with 3, never like a verdict."""
+    try:
+        cli()
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 # no error may end like a verdict
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(NOT_COMPLETED) from None
+    finally:
+        # Skip the last garbage collection, which takes most of a second after torch was used.
+        gc.freeze()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedglass import __version__
-from fedglass.core.environment import cores
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import factory, make, parameters, takes
+from fedglass.execution.fork_server import cores
 
 if TYPE_CHECKING:
     from fedglass.execution.executor import Executor
@@ -77,12 +77,16 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+PATH = click.Path(path_type=Path)
+COUNT = click.IntRange(1)
+DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
+
 code_option = click.option(
     "--code",
     "folders",
     metavar="DIR",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder with modules that the plan may use, in addition to installed packages; may be repeated.",
 )
 
@@ -91,7 +95,6 @@ model_option = click.option(
     help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
 
-DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 public_option = click.option(
     "--public",
@@ -118,7 +121,7 @@ def importable(folders: Sequence[Path]) -> Iterator[None]:
 
 def announce(plan: Plan, output: Output) -> None:
     """Print which code outside fedglass the plan is about to run."""
-    from fedglass.plan.code import code_of
+    from fedglass.plan.options import code_of
 
     names = ", ".join(map(str, code_of(plan)))
     if names:
@@ -127,7 +130,7 @@ def announce(plan: Plan, output: Output) -> None:
 
 def announce_named(model: str | None, public: str | None, output: Output) -> None:
     """Print that a model or a data set is code outside fedglass, before it runs."""
-    from fedglass.plan.code import code_named
+    from fedglass.plan.options import code_named
 
     named = {"models": model, "datasets": public}
     for code in (code for kind, name in named.items() if name is not None for code in code_named(kind, name)):
@@ -180,7 +183,7 @@ def executor_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--workers",
-        type=click.IntRange(1),
+        type=COUNT,
         help="Number of cases that run at a time.  [default: one per core; ray: the whole cluster; slurm: 16]",
     )
     @click.option(

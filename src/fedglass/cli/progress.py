@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from fedglass.audit.audit import Result
+from fedglass.audit.audit import AuditResult
 from fedglass.audit.cases import Case
 from fedglass.cli.options import plain
 from fedglass.core.scale import scale_of
@@ -47,7 +46,7 @@ STYLES = {
 class Bars:
     """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool) -> None:
         """With `quiet`, show nothing."""
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
         column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -59,10 +58,12 @@ class Bars:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.bars.stop()
+
+    def line(self, text: str, style: str = "") -> None:
+        """Print a line that stays."""
+        self.console.print(Text(plain(text), style=style), soft_wrap=True)
 
 
 class Screen(Bars):
@@ -81,7 +82,7 @@ class Screen(Bars):
 
     def planned(self, cases: int, done: int) -> None:
         if done:
-            self._line(f"{done} of {cases} {self.cases} are done already.", "dim")
+            self.line(f"{done} of {cases} {self.cases} are done already.", "dim")
         if self.all_cases is None:
             self.all_cases = self.bars.add_task(f"{cases} {self.cases}", total=cases, completed=done)
         else:  # searches are added after the cases that always run
@@ -102,10 +103,7 @@ class Screen(Bars):
         self.bars.remove_task(self.running.pop(case.key))
         if self.all_cases is not None:
             self.bars.advance(self.all_cases)
-        self._line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
-
-    def _line(self, text: str, style: str) -> None:
-        self.console.print(Text(plain(text), style=style), soft_wrap=True)
+        self.line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
 
 
 def outcome_in_words(record: Record) -> str:
@@ -147,7 +145,7 @@ def utility_in_words(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def say_result(result: Result, device: str) -> None:
+def say_result(result: AuditResult, device: str) -> None:
     """Print the verdict, its doubts and the path of the report on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict
@@ -173,9 +171,6 @@ class TrainingScreen(Bars):
         super().__init__(quiet)
         self.digits, self.tested = digits, ""
         self.task = self.bars.add_task("", total=1.0, visible=False)
-
-    def line(self, text: str) -> None:
-        self.console.print(Text(plain(text)), soft_wrap=True)
 
     def moved(self, step: int, share: float, loss: float) -> None:
         text = f"step {step}, loss {loss:.{self.digits}f}{self.tested}"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedglass.cli.options import Output, output_options
+from fedglass.cli.options import PATH, Output, output_options
 from fedglass.core.text import some
 
 if TYPE_CHECKING:
-    from fedglass.plan.draft import BundleInfo
-    from fedglass.recordings.format import FactSheet, RoundFacts
+    from fedglass.recordings.facts import FactSheet
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -29,8 +28,8 @@ PUBLIC = (
 
 
 @click.command(short_help="Make one bundle of what a server and its clients have recorded.")
-@click.argument("into", type=click.Path(path_type=Path))
-@click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("into", type=PATH)
+@click.argument("bundles", type=PATH, nargs=-1, required=True)
 @output_options
 def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
     """Read every bundle of BUNDLES with every check and write what they hold together to the new folder INTO.
@@ -55,7 +54,7 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
 
 
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @output_options
 def record_info(bundle: Path, output: Output) -> None:
     """Check every file of BUNDLE and say what it holds, what contradicts it, and what is missing for which attack.
@@ -67,41 +66,41 @@ def record_info(bundle: Path, output: Output) -> None:
       fedglass record-info recorded/
       fedglass record-info recorded/ --json
     """
-    from fedglass.plan.draft import info_as_json, inspect_bundle
+    from fedglass.plan.draft import inspect_bundle
     from fedglass.recordings.reader import read_bundle
 
     info = inspect_bundle(read_bundle(bundle))
     for line in _lines(info):
         output.say(line)
-    output.answer(info_as_json(info))
+    output.answer(info)
 
 
-def _lines(info: BundleInfo) -> Iterator[str]:
-    bundle = info.bundle
-    yield f"{bundle.folder}: {_count(len(bundle.rounds), 'round')}, {_count(len(bundle.clients), 'client')}, complete."
-    yield from (f"  {line}" for line in _fact_lines(bundle.facts))
-    for line, rounds in _group((_round_line(round_), index) for index, round_ in bundle.rounds.items()):
-        yield f"{_round_numbers(rounds)}: {line}"
+def _lines(info: Mapping[str, Any]) -> Iterator[str]:
+    rounds = {round_["round"]: round_ for round_ in info["rounds"]}
+    yield f"{info['bundle']}: {_count(len(rounds), 'round')}, {_count(len(info['clients']), 'client')}, complete."
+    yield from (f"  {line}" for line in _fact_lines(info["facts"]))
+    for line, indices in _group((_round_line(round_), index) for index, round_ in rounds.items()):
+        yield f"{_round_numbers(indices)}: {line}"
     facts_by_round = (
-        ((message.client, tuple(_fact_lines(bundle.facts_of(message.client, index), ("config", "metrics")))), index)
-        for index, round_ in bundle.rounds.items()
-        for message in round_.messages
+        ((message["client"], tuple(_fact_lines(message["facts"], ("config", "metrics")))), index)
+        for index, round_ in rounds.items()
+        for message in round_["messages"]
     )
-    by_client = (((facts, tuple(rounds)), client) for (client, facts), rounds in _group(facts_by_round))
+    by_client = (((facts, tuple(indices)), client) for (client, facts), indices in _group(facts_by_round))
     for (facts, rounds_of_facts), clients in _group(by_client):
         yield f"{_client_names(clients)}, {_round_numbers(rounds_of_facts).lower()}:"
         yield from (f"  {fact}" for fact in facts or ["no facts were recorded"])
     yield from _audit_lines(info)
 
 
-def _round_line(round_: RoundFacts) -> str:
-    models = [name for name, ref in (("sent", round_.sent), ("aggregated", round_.aggregated)) if ref is not None]
-    count = sum(message.received is not None for message in round_.messages)
-    missing = [message.client for message in round_.messages if message.absent is not None]
+def _round_line(round_: Mapping[str, Any]) -> str:
+    models, messages = [name for name in ("sent", "aggregated") if round_[name]], round_["messages"]
+    missing = [message["client"] for message in messages if message["absent"] is not None]
     absent = f", absent: {_client_names(missing)}" if missing else ""
-    personalised = [message.client for message in round_.messages if message.sent is not None]
+    personalised = [message["client"] for message in messages if message["sent_own"]]
     own_model = f", a model of its own for {_client_names(personalised)}" if personalised else ""
-    return f"{' and '.join(models) or 'no global model'}{own_model}, {_count(count, 'message')}{absent}"
+    count = _count(sum(message["received"] for message in messages), "message")
+    return f"{' and '.join(models) or 'no global model'}{own_model}, {count}{absent}"
 
 
 def _group(pairs: Iterable[tuple[Key, Value]]) -> Iterable[tuple[Key, list[Value]]]:
@@ -129,33 +128,34 @@ def _client_names(names: Iterable[str]) -> str:
     return some(list(dict.fromkeys(names)), SHOWN_CLIENTS)
 
 
-def _audit_lines(info: BundleInfo) -> Iterator[str]:
+def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the bundle, the epsilons in it, and what an audit of it would do."""
-    if info.contradictions:
+    from fedglass.core.facts import Fact
+
+    if info["findings"]:
         yield "Contradictions:"
-        for contradiction in info.contradictions:
-            client = f", {contradiction.client}" if contradiction.client else ""
-            yield f"  round {contradiction.round}{client}: {contradiction.text}"
-    if info.epsilons:
+        for finding in info["findings"]:
+            client = f", {finding['client']}" if finding["client"] else ""
+            yield f"  round {finding['round']}{client}: {finding['words']}"
+    if info["epsilons"]:
         yield "Epsilon:"
-        for claim, clients in _group((epsilon.claim, epsilon.client) for epsilon in info.epsilons):
-            yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {claim}"
-    if info.adaptive:
+        for words, clients in _group((epsilon["words"], epsilon["client"]) for epsilon in info["epsilons"]):
+            yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {words}"
+    if info["adaptive_clipping"]:
         yield "Clipping is adaptive: its epsilon is not computed."
-    if info.problem:
-        yield info.problem
+    if info["problem"]:
+        yield info["problem"]
         return
-    if info.needed:
-        yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info.needed)}"
-    assert info.selection is not None, "there would be a problem"
-    messages = "each client's message" if info.selection.view == "server" else "the aggregate alone"
-    yield f"An audit looks at {messages} of {_round_numbers(info.selection.rounds).lower()}."
-    yield from (f"  left out: {reason}" for reason in info.selection.skipped)
-    possible = [name for name, missing in info.missing.items() if not missing]
+    if info["needed"]:
+        yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info['needed'])}"
+    messages = "each client's message" if info["view"] == "server" else "the aggregate alone"
+    yield f"An audit looks at {messages} of {_round_numbers(info['looked_at']).lower()}."
+    yield from (f"  left out: {reason}" for reason in info["left_out"])
+    possible = [attack["name"] for attack in info["attacks"] if attack["possible"]]
     yield f"Attacks that the facts allow: {', '.join(possible) or 'none'}"
-    for name, missing in info.missing.items():
-        if missing:
-            yield f"  {name} lacks {', '.join(fact.words for fact in missing)}"
+    for attack in info["attacks"]:
+        if not attack["possible"]:
+            yield f"  {attack['name']} lacks {', '.join(Fact(fact).words for fact in attack['missing'])}"
     yield PUBLIC
 
 
@@ -163,7 +163,7 @@ def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str
     """Yield each fact with its source; a recorder's sentences, which say what cannot be relied on, are in full."""
     import json
 
-    from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS
+    from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS
 
     for name, values in sheet.items():
         if name == RESERVATIONS:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import ExecutorOptions, Output, executor_options, output_options
+from fedglass.cli.options import COUNT, PATH, ExecutorOptions, Output, executor_options, output_options
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.reproduce.tables import REDUCED, Figure, Printed, Request, Table, choose_rows, figure, names, table
 
@@ -50,7 +49,8 @@ def _say_one(of: Table, output: Output) -> None:
     methods = method_titles(of) if of.name in paper_of(of).tables else {}
     if output.as_json:
         listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
-        output.answer({**of_table(of), "measures": _measures(of), "rows": _rows(of), "methods": listed})
+        measures = {name: measure.title for name, measure in of.measures.items()}
+        output.answer({**of_table(of), "measures": measures, "rows": _rows(of), "methods": listed})
     elif output.quiet:
         for method in methods:
             click.echo(method)
@@ -104,10 +104,6 @@ def say_comparison(of: Table, output: Output) -> bool:
     return True
 
 
-def _measures(of: Table) -> dict[str, str]:
-    return {name: measure.title for name, measure in of.measures.items()}
-
-
 def _rows(of: Table) -> list[dict[str, Any]]:
     return [
         {
@@ -124,6 +120,32 @@ SHARED = "FEDGLASS_SHARED"
 CLIENTS = 3
 
 
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its data, seed, output directory and executor, `--dry-run` and those of output."""
+    options = (
+        click.option(
+            "--data",
+            multiple=True,
+            help="Data of the paper: LEAF's json files, CIFAR, or NAME=SOURCE such as celeba=folder:PATH; may be "
+            "repeated.",
+        ),
+        click.option(
+            "--stand-ins",
+            type=PATH,
+            envvar=SHARED,
+            help=f"Folder with stand-ins for missing data.  [default: ${SHARED}, or embedded images]",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("-o", "--output", "place", type=PATH, default=Path("reproduced"), show_default=True),
+        executor_options,
+        click.option("--dry-run", is_flag=True, help="Print what would run and how long it would take."),
+        output_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command(short_help="Re-create a table or figure of the papers.")
 @click.argument("name")
 @click.argument("of", required=False)
@@ -137,32 +159,18 @@ CLIENTS = 3
     help="Methods to run, as in `list TABLE`, separated by commas.  [default: the paper's, or the table's own]",
 )
 @click.option(
-    "--data",
-    multiple=True,
-    help="Data of the paper: LEAF's json files, CIFAR, or NAME=SOURCE such as celeba=folder:PATH; may be repeated.",
-)
-@click.option(
-    "--stand-ins",
-    type=click.Path(path_type=Path),
-    help=f"Folder with stand-ins for missing data.  [default: ${SHARED}, or embedded images]",
-)
-@click.option(
     "--own-labels",
     is_flag=True,
     help="Keep the labels of stand-ins, instead of drawing labels from as many classes as the paper has.",
 )
 @click.option(
     "--iterations",
-    type=click.IntRange(1),
+    type=COUNT,
     help="Iterations of each recipe. Warm-up and finishing stages keep their own unless the page says otherwise.  "
     "[default: as in the authors' code, or the table's own: an hour on 2 cores]",
 )
 @click.option(
-    "--restarts",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Restarts of each attack whose paper uses restarts.",
+    "--restarts", type=COUNT, default=1, show_default=True, help="Restarts of each attack whose paper uses restarts."
 )
 @click.option(
     "--size",
@@ -171,24 +179,18 @@ CLIENTS = 3
 )
 @click.option(
     "--images",
-    type=click.IntRange(1),
+    type=COUNT,
     help="Images per client (curious client: 16; other sizes scale with it).  [default: the table's own]",
 )
 @click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    help="Training rounds, if the paper does not specify them.  [default: the table's own]",
+    "--rounds", type=COUNT, help="Training rounds, if the paper does not specify them.  [default: the table's own]"
 )
 @click.option(
     "--weights",
     multiple=True,
     help="Trained network that rows start from, as NAME=FILE such as transfer=FILE or 50=FILE; may be repeated.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
-@executor_options
-@click.option("--dry-run", is_flag=True, help="Print what would run and how long it would take.")
-@output_options
+@run_options
 def reproduce(
     name: str,
     of: str | None,
@@ -247,37 +249,18 @@ def reproduce(
         execution.warm_up("auto")
     if say_comparison(printed, output):
         return None
-    count = clients or printed.default.get("clients", CLIENTS)
-    planned, absent = _cells(printed, chosen, wanted, count, data, stand_ins, request, seed)
-    return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
-
-
-def folder_of_stand_ins(given: Path | None) -> Path | None:
-    """Return the folder of stand-ins: as given, or that of the environment."""
-    return given or (Path(os.environ[SHARED]) if os.environ.get(SHARED) else None)
-
-
-def _cells(
-    of: Table,
-    rows: Sequence[str],
-    methods: Sequence[str],
-    clients: int,
-    data: Sequence[str],
-    stand_ins: Path | None,
-    request: Request,
-    seed: int,
-) -> tuple[list[Cell], list[str]]:
-    """Return what is to be run, and a sentence for each thing that is left out."""
     from fedglass.reproduce.cases import cells, check_networks, check_options, choose_methods, data_kinds, skipped_rows
     from fedglass.reproduce.populations import populations
 
-    selected, used = choose_rows(of, rows), choose_methods(of, methods)
-    folder = folder_of_stand_ins(stand_ins)
-    check_options(of, request)
-    data_sets = populations(data_kinds(of, selected, used, request), data, folder, seed, request.own_labels)
-    planned = cells(of, selected, used, clients, data_sets, request, seed)
+    selected, used = choose_rows(printed, chosen), choose_methods(printed, wanted)
+    check_options(printed, request)
+    kinds = data_kinds(printed, selected, used, request)
+    data_sets = populations(kinds, data, stand_ins, seed, own_labels)
+    count = clients or printed.default.get("clients", CLIENTS)
+    planned = cells(printed, selected, used, count, data_sets, request, seed)
     check_networks(planned, seed)
-    return planned, skipped_rows(of, selected, request)
+    absent = skipped_rows(printed, selected, request)
+    return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
 
 
 def named(weights: Sequence[str]) -> dict[str, str]:
@@ -303,9 +286,6 @@ def _run(
     dry_run: bool,
     output: Output,
 ) -> None:
-    from contextlib import nullcontext
-
-    from fedglass.audit.cases import NoProgress
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.execution.machine import device_named
@@ -322,10 +302,11 @@ def _run(
             say_plan(of, cells, place)
         output.answer(answer_of_plan(chosen_figure, of, cells, place, count, absent))
         return
-    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with Screen("runs", measures_in_words, output.quiet) as screen:
         records = run(cells, place, executor, screen)
     measured = compare_cells(of, cells, records)
-    page = write_recreation(place, chosen_figure, of, cells, records, _command())
+    command = shlex.join(["fedglass", *sys.argv[1:]])
+    page = write_recreation(place, chosen_figure, of, cells, records, command)
     if output.in_words:
         say_table(of, cells, measured, records)
     output.say(f"Page: {page}")
@@ -334,15 +315,10 @@ def _run(
         raise AuditError(f"{failed} of {sum(line.planned for line in measured)} runs failed; the page says why.")
 
 
-def _command() -> str:
-    """Return the command line of this run, for the page."""
-    return shlex.join(["fedglass", *sys.argv[1:]])
-
-
 RESULTS = Path("docs/reproduction/results")
 results_option = click.option(
     "--results",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=RESULTS,
     show_default=True,
     help="Folder of results: one JSON line for each run, one file for each paper.",
@@ -353,17 +329,7 @@ results_option = click.option(
 @click.option("--hours", type=float, required=True, help="Time that the campaign may take.")
 @click.option("--only", multiple=True, metavar="TABLE", help="Tables to run; may be repeated.  [default: all]")
 @results_option
-@click.option(
-    "--stand-ins",
-    type=click.Path(path_type=Path),
-    help=f"Folder with the images, as for `fedglass reproduce`.  [default: ${SHARED}]",
-)
-@click.option("--data", multiple=True, help="Data of the paper as NAME=SOURCE; may be repeated.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("reproduced"), show_default=True)
-@executor_options
-@click.option("--dry-run", is_flag=True, help="Print what would run, in order, and its cost.")
-@output_options
+@run_options
 def campaign(
     hours: float,
     only: tuple[str, ...],
@@ -391,36 +357,33 @@ def campaign(
         raise UsageError(f"--hours must be more than 0, got {hours:g}.")
     if not dry_run:
         execution.warm_up("auto")
-    from contextlib import nullcontext
-
-    from fedglass.audit.cases import NoProgress
     from fedglass.cli.progress import Screen
-    from fedglass.cli.reproduced import answer_of_campaign, measures_in_words, runs_left, say_campaign
+    from fedglass.cli.reproduced import answer_of_campaign, count_remaining, measures_in_words, say_campaign
     from fedglass.reproduce.campaign import cheapest_first, entries, plan_campaign, run_campaign
     from fedglass.reproduce.results import read_results
 
     stored = read_results(results)
     for problem in stored.problems:
         output.note(problem)
-    planned = plan_campaign(entries(only), folder_of_stand_ins(stand_ins), data, seed)
+    planned = plan_campaign(entries(only), stand_ins, data, seed)
     if dry_run:
         say_campaign(planned, stored, output)
         return
-    with nullcontext(NoProgress()) if output.quiet else Screen("runs", measures_in_words) as screen:
+    with Screen("runs", measures_in_words, output.quiet) as screen:
         written = run_campaign(
             cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
         )
-    left = runs_left(planned, read_results(results))
-    output.say(f"{written.written} results were added to {results}; {left} runs of the campaign are left.")
-    output.answer(answer_of_campaign(planned, written.written, written.failed, left))
+    remaining = count_remaining(planned, read_results(results).places())
+    output.say(f"{written.written} results were added to {results}; {remaining} runs of the campaign are left.")
+    output.answer(answer_of_campaign(planned, written.written, written.failed, remaining))
     if written.failed:
         raise AuditError(f"{written.failed} runs failed; {place} has their records, which say why.")
 
 
 @click.command("reproduce page", short_help="Write the page of all measured tables.")
 @results_option
-@click.option("--findings", type=click.Path(path_type=Path), help="Folder of texts, one for each paper.")
-@click.option("-o", "--output", "file", type=click.Path(path_type=Path), default=Path("reproduction.md"))
+@click.option("--findings", type=PATH, help="Folder of texts, one for each paper.")
+@click.option("-o", "--output", "file", type=PATH, default=Path("reproduction.md"))
 @output_options
 def results_page(results: Path, findings: Path | None, file: Path, output: Output) -> None:
     """Write the page that puts all results next to the published values, as Markdown."""

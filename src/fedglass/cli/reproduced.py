@@ -12,12 +12,12 @@ from rich.text import Text
 
 from fedglass.audit.play import unfinished_cases
 from fedglass.cli.options import Output
-from fedglass.cli.reproduce import of_printed, of_table
+from fedglass.cli.reproduce import of_printed
 from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
 from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
-from fedglass.reproduce.results import Results
+from fedglass.reproduce.results import Place, Results
 from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
@@ -31,8 +31,8 @@ def say_before(
     console = Console(stderr=True, highlight=False)
     todo = unfinished_cases(cases_of(cells), directory)
     console.print(Text(f"{chosen.name}: {chosen.title}", style="bold"), soft_wrap=True)
-    for text in describe_data(cells):
-        console.print(Text(text, style="yellow" if text.startswith("STAND-IN") else ""), soft_wrap=True)
+    for text, stand_in in describe_data(cells).items():
+        console.print(Text(text, style="yellow" if stand_in else ""), soft_wrap=True)
     for text in absent:
         console.print(Text(text, style="yellow"), soft_wrap=True)
     console.print(Text(describe_cost(todo, workers, cases_without_network(todo, directory))), soft_wrap=True)
@@ -105,7 +105,7 @@ def answer_of(
 
 
 def _header(chosen: Figure, of: Table, cells: Sequence[Cell]) -> dict[str, Any]:
-    names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of_table(of)["source"]}
+    names = {"name": chosen.name, "title": chosen.title, "table": of.name, "source": of.source}
     return {**names, "paper_clients": of.clients, "data": list(describe_data(cells))}
 
 
@@ -137,30 +137,30 @@ def measures_in_words(record: Record) -> str:
 
 def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
     """Print the entries of a campaign in order, with the runs that are left and their cost on one core."""
-    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.keys()
+    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.places()
     for number, (entry, runs) in enumerate(planned, 1):
-        left = [run for run in runs if run.case.key not in done]
-        cost = duration(sum(run.seconds for run in left)) if left else "-"
+        remaining = [run for run in runs if run.place not in done]
+        cost = duration(sum(run.seconds for run in remaining)) if remaining else "-"
         methods = ", ".join(dict.fromkeys(run.cell.method for run in runs))
         grid.add_row(
-            str(number), entry.table, entry.rows or "all", methods, f"{len(left)}/{len(runs)}", cost, entry.why
+            str(number), entry.table, entry.rows or "all", methods, f"{len(remaining)}/{len(runs)}", cost, entry.why
         )
     if output.in_words:
         console = Console(highlight=False)
         (console if console.is_terminal else Console(highlight=False, width=200)).print(grid)
-    answer = answer_of_campaign(planned, 0, 0, runs_left(planned, stored))
+    answer = answer_of_campaign(planned, 0, 0, count_remaining(planned, done))
     for listed, (_, runs) in zip(answer["entries"], planned, strict=True):
         listed["seconds_on_one_core"] = round(sum(run.seconds for run in runs), 1)
     output.answer(answer)
 
 
-def runs_left(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results) -> int:
-    """Return the number of planned runs without a result."""
-    return len({run.case.key for _, runs in planned for run in runs} - stored.keys())
+def count_remaining(planned: Sequence[tuple[Entry, list[PlannedRun]]], done: set[Place]) -> int:
+    """Return the number of runs of a campaign that have no result yet."""
+    return len({run.place for _, runs in planned for run in runs} - done)
 
 
 def answer_of_campaign(
-    planned: Sequence[tuple[Entry, list[PlannedRun]]], written: int, failed: int, left: int
+    planned: Sequence[tuple[Entry, list[PlannedRun]]], written: int, failed: int, remaining: int
 ) -> dict[str, Any]:
     """Return the JSON answer of a campaign."""
     listed = [
@@ -172,4 +172,4 @@ def answer_of_campaign(
         }
         for entry, runs in planned
     ]
-    return {"entries": listed, "written": written, "failed": failed, "left": left}
+    return {"entries": listed, "written": written, "failed": failed, "left": remaining}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import DEVICES, Output, code_option, importable, output_options
+from fedglass.cli.options import COUNT, DEVICES, PATH, Output, code_option, importable, output_options
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -25,28 +25,19 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.argument("data")
-        @click.option(
-            "-o",
-            "--output",
-            "place",
-            type=click.Path(path_type=Path),
-            required=True,
-            help="Output folder of the model.",
-        )
+        @click.option("-o", "--output", "place", type=PATH, required=True, help="Output folder of the model.")
         @click.option(
             "--minutes",
             type=click.FloatRange(0, min_open=True),
             help=f"Time limit.  [default: {usual_minutes}, without --steps]",
         )
         @click.option(
-            "--steps",
-            type=click.IntRange(1),
-            help="Limit of training steps. Without --minutes the result is reproducible.",
+            "--steps", type=COUNT, help="Limit of training steps. Without --minutes the result is reproducible."
         )
         @click.option("--side", type=click.IntRange(4, 512), help="Resize images to this side.  [default: their own]")
         @click.option("--split", type=click.Choice(["train", "test"]), default="train", show_default=True)
         @click.option("--lr", type=float, default=2e-3, show_default=True)
-        @click.option("--batch", type=click.IntRange(1, 4096), default=32, show_default=True)
+        @click.option("--batch", "batch_size", type=click.IntRange(1, 4096), default=32, show_default=True)
         @click.option("--mirror", is_flag=True, help="Mirror images at random.")
         @click.option("--seed", type=int, default=0, show_default=True)
         @code_option
@@ -58,10 +49,6 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
             steps: int | None,
             side: int | None,
             split: str,
-            lr: float,
-            batch: int,
-            mirror: bool,
-            seed: int,
             folders: tuple[Path, ...],
             **values: Any,
         ) -> None:
@@ -69,7 +56,8 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
             from fedglass.diffusion.training import TrainingOptions
 
             ends = minutes if minutes is not None or steps is not None else usual_minutes
-            course = TrainingOptions(steps=steps, minutes=ends, lr=lr, batch_size=batch, mirror=mirror, seed=seed)
+            more = {name: values.pop(name) for name in ("lr", "batch_size", "mirror", "seed")}
+            course = TrainingOptions(steps=steps, minutes=ends, **more)
             with importable(folders):
                 images = load(data, split=split, size=side)
             command(images=images, course=course, **values)
@@ -111,7 +99,7 @@ def train_autoencoder(images: Dataset, course: TrainingOptions, place: Path, out
     from fedglass.train.image_models import train_autoencoder as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
-        network, state, error = run(images, course, place, screen)
+        network, state, error = run(images, course, place, screen.moved)
     code = network.latent_shape
     output.say(
         f"{place}: codes of {' x '.join(map(str, code))} numbers after {state.step} steps ({state.seconds / 60:.1f} "
@@ -150,11 +138,11 @@ def train_diffusion(
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
     from fedglass.cli.progress import TrainingScreen
-    from fedglass.train.image_models import PICTURE, DiffusionOptions
+    from fedglass.train.image_models import PICTURE
     from fedglass.train.image_models import train_diffusion as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
-        state = run(images, DiffusionOptions(course, kind, size, autoencoder), place, screen)
+        state = run(images, course, place, screen.moved, kind=kind, size=size, autoencoder=autoencoder)
     figures = _figures(state, images)
     output.say(
         f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
@@ -164,7 +152,7 @@ def train_diffusion(
 
 
 @click.command(short_help="Train a model and save it at given test accuracies.")
-@click.argument("plan", required=False, type=click.Path(path_type=Path))
+@click.argument("plan", required=False, type=PATH)
 @click.option(
     "--data",
     help="Data source as in a plan, such as cifar10:PATH; see `fedglass list datasets`.  [default: the plan's]",
@@ -175,8 +163,8 @@ def train_diffusion(
 )
 @click.option("--size", type=click.IntRange(1, 2048), help="Resize images to this side.  [default: the plan's]")
 @click.option("--at", "targets", default="25,50,75", show_default=True, help="Test accuracies in percent.")
-@click.option("--epochs", type=click.IntRange(1), default=30, show_default=True, help="Limit of epochs.")
-@click.option("--batch", type=int, default=64, show_default=True)
+@click.option("--epochs", type=COUNT, default=30, show_default=True, help="Limit of epochs.")
+@click.option("--batch", "batch_size", type=int, default=64, show_default=True)
 @click.option("--lr", type=float, default=0.05, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
 @click.option("--weight-decay", type=float, default=5e-4, show_default=True)
@@ -184,7 +172,7 @@ def train_diffusion(
 @click.option("--every", type=int, default=20, show_default=True, help="Steps between tests.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", type=DEVICES, default="auto", show_default=True)
-@click.option("-o", "--output", "place", type=click.Path(path_type=Path), default=Path("stages"), show_default=True)
+@click.option("-o", "--output", "place", type=PATH, default=Path("stages"), show_default=True)
 @code_option
 @output_options
 def train(
@@ -195,17 +183,12 @@ def train(
     size: int | None,
     targets: str,
     epochs: int,
-    batch: int,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    mirror: bool,
-    every: int,
     seed: int,
     device: str,
     place: Path,
     folders: tuple[Path, ...],
     output: Output,
+    **course: Any,
 ) -> None:
     """Train a model, and save its weights when it first reaches each of the given test accuracies.
 
@@ -225,14 +208,14 @@ def train(
     from fedglass.train.classifiers import BEST, ClassifierOptions, choose_start, name_of, train_to
 
     wanted = percentages(targets)
-    course = ClassifierOptions(lr, momentum, weight_decay, batch, mirror, every, seed)
+    options = ClassifierOptions(**course, seed=seed)
     with importable(folders):
         begin = choose_start(plan, seed, data=data, model=model, init=init, size=size)
         kind = device_named(device).type
         begin.model.to(kind)
         with TrainingScreen(digits=3, quiet=output.quiet) as screen:
             screen.line(f"{begin.title}, on {kind}")
-            state = train_to(wanted, begin, course, epochs, place, screen)
+            state = train_to(wanted, begin, options, epochs, place, screen.moved, screen.judged)
     paths = {target: place / f"{name_of(target)}.safetensors" for target in wanted}
     reached = {target: state.reached[name_of(target)] for target in wanted if name_of(target) in state.reached}
     missed = [target for target in wanted if target not in reached]

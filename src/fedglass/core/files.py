@@ -75,9 +75,9 @@ def read_file(path: Path, limit: int, *, within: Path | None = None) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size)  # no more: another process may be appending to it
 
 
-def check_file(path: Path, *, within: Path | None = None, limit: int | None = None) -> Path:
+def check_file(path: Path) -> Path:
     """Return the path of a regular file, for libraries that open files themselves."""
-    with open_file(path, within=within, limit=limit):
+    with open_file(path):
         return path
 
 

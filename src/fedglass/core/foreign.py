@@ -77,7 +77,14 @@ def imported(noun: str, name: str, refuse: type[UsageError] = UsageError) -> obj
     if not (is_dotted(module) and is_dotted(path)):
         raise refuse(f"The {noun} {name!r} is not of the form 'package.module:name': correct it.")
     check_allowed(f"{noun} {name!r}", refuse)
-    with refused(lambda words: refuse(_does_not_import(noun, name, words))):
+
+    def does_not_import(problem: str) -> UsageError:
+        return refuse(
+            f"The {noun} {name!r} does not import: {problem}. Expected 'package.module:name'; check the spelling, and "
+            "that the package is installed or is in PYTHONPATH; --code DIR names a folder that holds code of your own."
+        )
+
+    with refused(does_not_import):
         value: object = importlib.import_module(module)
     for step in path.split("."):
         if not hasattr(value, step):
@@ -104,10 +111,3 @@ def is_importable(module: str) -> bool:
     (True, False, False)
     """
     return is_dotted(module) and importlib.util.find_spec(module.partition(".")[0]) is not None
-
-
-def _does_not_import(noun: str, name: str, problem: str) -> str:
-    return (
-        f"The {noun} {name!r} does not import: {problem}. Expected 'package.module:name'; check the spelling, and that "
-        "the package is installed or is in PYTHONPATH; --code DIR names a folder that holds code of your own."
-    )

@@ -59,15 +59,16 @@ def identity_text(value: object, what: str = "The value") -> str:
         return repr(value)
     if isinstance(value, enum.Enum):
         return f"{_named(type(value), what)}.{value.name}"
-    if isinstance(value, (*_NUMBERS, *_TEXTS)):
-        return _plain(value)
+    for base in (*_NUMBERS, *_TEXTS):
+        if isinstance(value, base):  # as Python writes it, also a value of a subclass such as numpy's float64
+            return base.__repr__(value)
     if isinstance(value, PurePath):
         return f"Path({str(value)!r})"
     if isinstance(value, tuple | list | set | frozenset | Mapping):
         return _collection(value, what)
     if isinstance(value, functools.partial):
-        parts = [identity_text(part, f"{what}: {name}") for name, part in _of_partial(value)]
-        return f"partial({', '.join(parts)})"
+        named = {"function": value.func, "arguments": value.args, "options": value.keywords}
+        return f"partial({', '.join(identity_text(part, f'{what}: its {name}') for name, part in named.items())})"
     if inspect.isroutine(value) or inspect.isclass(value):
         return _named(value, what)
     if is_dataclass(value):
@@ -98,8 +99,13 @@ def of_architecture(model: nn.Module) -> str:
     A function without a name of its own is identified by its code, any other attribute that cannot be written down by
     its pickle; where that fails too the model is refused.
     """
-    modules = model.named_modules(remove_duplicate=False)
-    return digest(*(text for name, module in modules for text in (name, _class_name(module), *_attributes(module))))
+    texts: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = type(module)
+        values = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
+        attributes = sorted(f"{key}={_written(value, f'{kind.__name__}.{key}')}" for key, value in values.items())
+        texts += [name, _qualified(kind.__module__, kind.__qualname__), *attributes]
+    return digest(*texts)
 
 
 def of_model(model: nn.Module) -> str:
@@ -109,12 +115,6 @@ def of_model(model: nn.Module) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     return digest(of_architecture(model), of_params(tensors))
-
-
-def _plain(value: object) -> str:
-    """Return a number or a text as Python writes it, also for subclasses such as numpy's float64."""
-    base = next(kind for kind in (*_NUMBERS, *_TEXTS) if isinstance(value, kind))
-    return base.__repr__(value)
 
 
 def _collection(value: Iterable[object], what: str) -> str:
@@ -133,10 +133,6 @@ def _collection(value: Iterable[object], what: str) -> str:
     name = "" if kind in (tuple, list) else _named(kind, what)
     marks = "[]" if isinstance(value, list) else "()"
     return f"{name}{marks[0]}{', '.join(texts)}{marks[1]}"
-
-
-def _of_partial(value: functools.partial[object]) -> list[tuple[str, object]]:
-    return [("its function", value.func), ("its arguments", value.args), ("its options", value.keywords)]
 
 
 def _dataclass(value: object, what: str) -> str:
@@ -178,18 +174,6 @@ def _qualified(module: str, name: str) -> str:
     ('fedglass.Adam', 'torch.optim.adam.Adam')
     """
     return f"fedglass.{name}" if module.partition(".")[0] == "fedglass" else f"{module}.{name}"
-
-
-def _class_name(module: nn.Module) -> str:
-    return _qualified(type(module).__module__, type(module).__qualname__)
-
-
-def _attributes(module: nn.Module) -> list[str]:
-    texts = []
-    for name, value in vars(module).items():
-        if name not in _BOOKKEEPING:
-            texts.append(f"{name}={_written(value, f'{type(module).__name__}.{name}')}")
-    return sorted(texts)
 
 
 def _written(value: object, what: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -49,17 +49,6 @@ class Adjoint:
     slots: tuple[Tensors, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class PulledBack:
-    """The adjoints before a step, from those after it."""
-
-    before: Adjoint
-    """Of the old weights and state, without what reaches the weights through the gradient."""
-    gradient: Tensors
-    """Of the gradient, but for `scale`: what is computed from it is multiplied then, which saves plain SGD a pass."""
-    scale: float = 1.0
-
-
 class Optimiser(Protocol):
     """The rule of a local step; no method leaves a graph behind or changes what it is given."""
 
@@ -71,8 +60,14 @@ class Optimiser(Protocol):
         """The new weights and the new state."""
         ...
 
-    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
-        """The vector-Jacobian product of `step`; `adjoint` is that of its results."""
+    def pull_back(self, move: Move, adjoint: Adjoint) -> tuple[Adjoint, Tensors, float]:
+        """The vector-Jacobian product of `step`; `adjoint` is that of its results.
+
+        Returns:
+            The adjoint of the old weights and state, without what reaches the weights through the gradient; that of the
+            gradient, but for a scale; and that scale. What is computed from the gradient's adjoint is multiplied by the
+            scale, which saves plain SGD a pass.
+        """
         ...
 
     def travel(self, lr: float, steps: int) -> float | None:
@@ -96,8 +91,9 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_share(self, "momentum", self.momentum)
-        _check_share(self, "dampening", self.dampening)
+        for name, value in (("momentum", self.momentum), ("dampening", self.dampening)):
+            if not 0 <= value < 1:
+                raise UsageError(f"SGD.{name} must be at least 0 and below 1, got {value}.")
         _check_decay(self, self.weight_decay)
         if self.dampening and not self.momentum:
             raise UsageError("SGD.dampening dampens the momentum, which is 0: set SGD.momentum, or leave it out.")
@@ -123,10 +119,10 @@ class SGD:
         return moved, State(slots, move.state.count + 1)
 
     @torch.no_grad()
-    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
+    def pull_back(self, move: Move, adjoint: Adjoint) -> tuple[Adjoint, Tensors, float]:
         if not self.momentum:
             direct = _added(adjoint.weights, adjoint.weights, -move.lr * self.weight_decay)
-            return PulledBack(Adjoint(direct), adjoint.weights, -move.lr)
+            return Adjoint(direct), adjoint.weights, -move.lr
         share = -move.lr * (self.momentum if self.nesterov else 1.0)
         buffer = _added(adjoint.slots[0], adjoint.weights, share)
         keep = self._keep(move.state)
@@ -134,7 +130,7 @@ class SGD:
         if self.nesterov:
             gradient = _added(gradient, adjoint.weights, -move.lr)
         direct = _added(adjoint.weights, gradient, self.weight_decay)
-        return PulledBack(Adjoint(direct, ([b * self.momentum for b in buffer],)), gradient)
+        return Adjoint(direct, ([b * self.momentum for b in buffer],)), gradient, 1.0
 
     def travel(self, lr: float, steps: int) -> float | None:
         if self.weight_decay:
@@ -152,144 +148,115 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
-    """w' = w - lr m / (sqrt(v) + eps) with bias-corrected moments [Kingma and Ba, 2015], as torch.optim.Adam.
+class _WithMoments:
+    """w' = w - lr m / (sqrt(v) + eps) with bias-corrected moments of the gradient [Kingma and Ba, 2015]."""
 
-    `weight_decay` is added to the gradient.
-
-    >>> Adam().travel(0.1, steps=10) is None
-    True
-    """
+    decoupled: ClassVar[bool]
+    """Whether weights decay apart from the moments, instead of by their gradient."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_moments(self, self.betas, self.eps)
+        name = type(self).__name__
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UsageError(f"{name}.betas must be two numbers of at least 0 and below 1, got {self.betas}.")
+        if not 0 < self.eps < math.inf:
+            raise UsageError(f"{name}.eps must be positive and finite, got {self.eps}.")
         _check_decay(self, self.weight_decay)
 
     def init(self, weights: Tensors) -> State:
-        return _no_moments(weights)
+        means, squares = (tuple(torch.zeros_like(w, requires_grad=False) for w in weights) for _ in range(2))
+        return State((means, squares))
 
     @torch.no_grad()
     def step(self, move: Move) -> tuple[list[Tensor], State]:
-        return _by_moments(_Moments(self.betas, self.eps, move), _decayed(move, self.weight_decay), move.weights)
+        means, squares = self._moments(move, self._along(move))
+        length, fullness = self._corrections(move)
+        root = math.sqrt(fullness)
+        weights = self._shrunk(move, move.weights) if self.decoupled else move.weights
+        moved = [
+            torch.addcdiv(w, m, (v.sqrt() / root).add_(self.eps), value=-length)
+            for w, m, v in zip(weights, means, squares, strict=True)
+        ]
+        return moved, State((means, squares), move.state.count + 1)
 
     @torch.no_grad()
-    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
-        gradient, slots = _pull_moments(
-            _Moments(self.betas, self.eps, move), _decayed(move, self.weight_decay), adjoint
-        )
-        return PulledBack(Adjoint(_added(adjoint.weights, gradient, self.weight_decay), slots), gradient)
+    def pull_back(self, move: Move, adjoint: Adjoint) -> tuple[Adjoint, Tensors, float]:
+        """The adjoints of the old weights and moments, and of the gradient.
+
+        With r = sqrt(v' / fullness) the step is -length m' / (r + eps). Its derivative by the gradient d is the
+        difference of two large terms, one for each moment, in which most cancels. It is written after the cancellation,
+
+            -length / (r + eps)^2 ((1 - b1) eps + ((1 - b1) b2 v - (1 - b2) b1 m d) / (fullness r)),
+
+        so that little is left to rounding: at the first step, where m = v = 0, only eps remains. An entry whose v' is
+        zero has never had a gradient; its step is taken to stay zero, as the derivative of a sign is.
+        """
+        (one, two), (length, full), along = self.betas, self._corrections(move), self._along(move)
+        gradient, means, squares = [], [], []
+        columns = along, *move.state.slots, *self._moments(move, along), adjoint.weights, *adjoint.slots
+        # In place from here on, in tensors made here: fresh memory costs more than the arithmetic.
+        for d, m, v, mean, square, a, to_mean, to_square in zip(*columns, strict=True):
+            root = square.div_(full).sqrt_()
+            dead = root == 0
+            below = root + self.eps
+            rate = (a * -length).div_(below).div_(below).masked_fill_(dead, 0.0)
+            safe = root.mul_(full).masked_fill_(dead, 1.0)
+            slope = (v * ((1 - one) * two)).addcmul_(m, d, value=(two - 1) * one).div_(safe).add_((1 - one) * self.eps)
+            gradient.append(slope.mul_(rate).add_(to_mean, alpha=1 - one).addcmul_(d, to_square, value=2 * (1 - two)))
+            means.append(below.mul_(rate).add_(to_mean).mul_(one))
+            squares.append(mean.div_(safe).mul_(rate).mul_(-0.5).add_(to_square).mul_(two))
+        if self.decoupled:
+            return Adjoint(self._shrunk(move, adjoint.weights), (means, squares)), gradient, 1.0
+        return Adjoint(_added(adjoint.weights, gradient, self.weight_decay), (means, squares)), gradient, 1.0
 
     def travel(self, lr: float, steps: int) -> float | None:
         return None
 
+    def _along(self, move: Move) -> Tensors:
+        return move.gradient if self.decoupled else _decayed(move, self.weight_decay)
 
-@dataclass(frozen=True)
-class AdamW:
-    """Adam whose decay is apart from the moments, w' = (1 - lr weight_decay) w - ... [Loshchilov and Hutter, 2019]."""
+    def _shrunk(self, move: Move, tensors: Tensors) -> list[Tensor]:
+        return [t * (1 - move.lr * self.weight_decay) for t in tensors]
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
+    def _corrections(self, move: Move) -> tuple[float, float]:
+        """Return lr, corrected for the first moment's start at zero, and the share of its full size of the second."""
+        one, two = (float(1 - beta ** (move.state.count + 1)) for beta in self.betas)
+        return float(move.lr / one), two
 
-    def __post_init__(self) -> None:
-        _check_moments(self, self.betas, self.eps)
-        _check_decay(self, self.weight_decay)
-
-    def init(self, weights: Tensors) -> State:
-        return _no_moments(weights)
-
-    @torch.no_grad()
-    def step(self, move: Move) -> tuple[list[Tensor], State]:
-        shrunk = [w * (1 - move.lr * self.weight_decay) for w in move.weights]
-        return _by_moments(_Moments(self.betas, self.eps, move), move.gradient, shrunk)
-
-    @torch.no_grad()
-    def pull_back(self, move: Move, adjoint: Adjoint) -> PulledBack:
-        gradient, slots = _pull_moments(_Moments(self.betas, self.eps, move), move.gradient, adjoint)
-        shrunk = [a * (1 - move.lr * self.weight_decay) for a in adjoint.weights]
-        return PulledBack(Adjoint(shrunk, slots), gradient)
-
-    def travel(self, lr: float, steps: int) -> float | None:
-        return None
-
-
-OPTIMISERS: Mapping[str, Callable[..., Optimiser]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-"""By the names that plans and manifests have for them."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Moments:
-    """Adam's numbers at one step."""
-
-    betas: tuple[float, float]
-    eps: float
-    move: Move
-
-    @property
-    def length(self) -> float:
-        """lr, corrected for the first moment's start at zero."""
-        return float(self.move.lr / (1 - self.betas[0] ** (self.move.state.count + 1)))
-
-    @property
-    def fullness(self) -> float:
-        """The share of its full size that the second moment has reached."""
-        return float(1 - self.betas[1] ** (self.move.state.count + 1))
-
-    def of(self, along: Tensors) -> tuple[list[Tensor], list[Tensor]]:
-        """The two moments after this step."""
-        (one, two), (means, squares) = self.betas, self.move.state.slots
+    def _moments(self, move: Move, along: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the two moments after this step."""
+        (one, two), (means, squares) = self.betas, move.state.slots
         return (
             [torch.lerp(m, d, 1 - one) for m, d in zip(means, along, strict=True)],
             [(v * two).addcmul_(d, d, value=1 - two) for v, d in zip(squares, along, strict=True)],
         )
 
 
-def _no_moments(weights: Tensors) -> State:
-    means, squares = (tuple(torch.zeros_like(w, requires_grad=False) for w in weights) for _ in range(2))
-    return State((means, squares))
+@dataclass(frozen=True)
+class Adam(_WithMoments):
+    """Adam [Kingma and Ba, 2015], as torch.optim.Adam; `weight_decay` is added to the gradient.
 
-
-def _by_moments(at: _Moments, along: Tensors, weights: Tensors) -> tuple[list[Tensor], State]:
-    """A step of Adam from the given weights."""
-    means, squares = at.of(along)
-    root = math.sqrt(at.fullness)
-    moved = [
-        torch.addcdiv(w, m, (v.sqrt() / root).add_(at.eps), value=-at.length)
-        for w, m, v in zip(weights, means, squares, strict=True)
-    ]
-    return moved, State((means, squares), at.move.state.count + 1)
-
-
-def _pull_moments(at: _Moments, along: Tensors, adjoint: Adjoint) -> tuple[list[Tensor], tuple[Tensors, ...]]:
-    """The adjoints of the gradient and of the old moments.
-
-    With r = sqrt(v' / fullness) the step is -length m' / (r + eps). Its derivative by the gradient d is the difference
-    of two large terms, one for each moment, in which most cancels. It is written after the cancellation,
-
-        -length / (r + eps)^2 ((1 - b1) eps + ((1 - b1) b2 v - (1 - b2) b1 m d) / (fullness r)),
-
-    so that little is left to rounding: at the first step, where m = v = 0, only eps remains. An entry whose v' is
-    zero has never had a gradient; its step is taken to stay zero, as the derivative of a sign is.
+    >>> Adam().travel(0.1, steps=10) is None
+    True
     """
-    (one, two), full = at.betas, at.fullness
-    gradient, means, squares = [], [], []
-    columns = along, *at.move.state.slots, *at.of(along), adjoint.weights, *adjoint.slots
-    # In place from here on, in tensors made here: fresh memory costs more than the arithmetic.
-    for d, m, v, mean, square, a, to_mean, to_square in zip(*columns, strict=True):
-        root = square.div_(full).sqrt_()
-        dead = root == 0
-        below = root + at.eps
-        rate = (a * -at.length).div_(below).div_(below).masked_fill_(dead, 0.0)
-        safe = root.mul_(full).masked_fill_(dead, 1.0)
-        slope = (v * ((1 - one) * two)).addcmul_(m, d, value=(two - 1) * one).div_(safe).add_((1 - one) * at.eps)
-        gradient.append(slope.mul_(rate).add_(to_mean, alpha=1 - one).addcmul_(d, to_square, value=2 * (1 - two)))
-        means.append(below.mul_(rate).add_(to_mean).mul_(one))
-        squares.append(mean.div_(safe).mul_(rate).mul_(-0.5).add_(to_square).mul_(two))
-    return gradient, (means, squares)
+
+    decoupled: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class AdamW(_WithMoments):
+    """Adam whose decay is apart from the moments, w' = (1 - lr weight_decay) w - ... [Loshchilov and Hutter, 2019]."""
+
+    decoupled: ClassVar[bool] = True
+
+    weight_decay: float = 0.01
+
+
+OPTIMISERS: Mapping[str, Callable[..., Optimiser]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""By the names that plans and manifests have for them."""
 
 
 def _decayed(move: Move, decay: float) -> Tensors:
@@ -302,18 +269,6 @@ def _added(first: Tensors, second: Tensors, share: float) -> Tensors:
     return [torch.add(x, y, alpha=share) for x, y in zip(first, second, strict=True)] if share else first
 
 
-def _check_share(owner: object, name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UsageError(f"{type(owner).__name__}.{name} must be at least 0 and below 1, got {value}.")
-
-
 def _check_decay(owner: object, value: float) -> None:
     if not 0 <= value < math.inf:
         raise UsageError(f"{type(owner).__name__}.weight_decay must be finite and at least 0, got {value}.")
-
-
-def _check_moments(owner: object, betas: tuple[float, float], eps: float) -> None:
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UsageError(f"{type(owner).__name__}.betas must be two numbers of at least 0 and below 1, got {betas}.")
-    if not 0 < eps < math.inf:
-        raise UsageError(f"{type(owner).__name__}.eps must be positive and finite, got {eps}.")

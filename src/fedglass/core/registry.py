@@ -13,6 +13,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -37,7 +38,7 @@ BUILT_IN = "built in"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartKind:
     """A role that plans fill by name."""
 
     noun: str
@@ -52,21 +53,21 @@ class Kind:
     """Whether plans name such parts; executors are named by commands, networks of diffusion models by their folders."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "attacks": Kind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
-    "defences": Kind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
-    "labels": Kind("labels", "fedglass.attack.labels", ("bind",)),
-    "rules": Kind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
-    "behaviours": Kind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
-    "models": Kind("model", "fedglass.models", error=ModelError),
-    "datasets": Kind("dataset", "fedglass.data", error=DataError),
-    "initialisations": Kind("initialisation", "fedglass.models", ("apply",)),
-    "metrics": Kind("metric", "fedglass.metrics"),
-    "exact": Kind("exact method", "fedglass.attack.exact", in_plans=False),
-    "refinements": Kind("refinement", "fedglass.attack.refine", ("refine",)),
-    "executors": Kind("executor", "fedglass.execution", ("run",), in_plans=False),
-    "denoisers": Kind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
-    "autoencoders": Kind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
+KINDS: Mapping[str, PartKind] = {
+    "attacks": PartKind("attack", "fedglass.recipes", ("run", "check", "energy_of")),
+    "defences": PartKind("defence", "fedglass.defend", ("release", "gradient"), one_is_enough=True),
+    "labels": PartKind("labels", "fedglass.attack.labels", ("bind",)),
+    "rules": PartKind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
+    "behaviours": PartKind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
+    "models": PartKind("model", "fedglass.models", error=ModelError),
+    "datasets": PartKind("dataset", "fedglass.data", error=DataError),
+    "initialisations": PartKind("initialisation", "fedglass.models", ("apply",)),
+    "metrics": PartKind("metric", "fedglass.metrics"),
+    "exact": PartKind("exact method", "fedglass.attack.exact", in_plans=False),
+    "refinements": PartKind("refinement", "fedglass.attack.refine", ("refine",)),
+    "executors": PartKind("executor", "fedglass.execution", ("run",), in_plans=False),
+    "denoisers": PartKind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
+    "autoencoders": PartKind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
 }
 
 
@@ -95,16 +96,10 @@ class Entry:
         return f"{KINDS[self.kind].noun} {self.name!r}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Registration:
-    entry: Entry
-    module: str
-    place: int
-    """In the order of all registrations, which within a module is that of its lines."""
+_REGISTERED: dict[str, dict[tuple[str, str], tuple[int, Entry]]] = {}
+"""By kind; then by module and name, since another package may use a name that is built in.
 
-
-_REGISTERED: dict[str, dict[tuple[str, str], _Registration]] = {}
-"""By kind; then by module and name, since another package may use a name that is built in."""
+Each entry has its place in the order of all registrations, which within a module is that of its lines."""
 _PLACES = itertools.count()
 
 
@@ -119,14 +114,12 @@ def register(kind: str, name: str, *, summary: str, paper: str = "") -> Callable
     origin = BUILT_IN if module.startswith("fedglass.") else f"{module}:{name}"
 
     def note(value: T) -> T:
-        if origin == BUILT_IN and any(
-            r.entry.built_in and k[1] == name and k[0] != module for k, r in registered.items()
-        ):
+        elsewhere = (entry for (place, _), (_, entry) in registered.items() if place != module and entry.name == name)
+        if origin == BUILT_IN and any(entry.built_in for entry in elsewhere):
             raise UsageError(
                 f"{module} registers the {KINDS[kind].noun} {name!r}, which is built in already: rename it."
             )
-        entry = Entry(kind, name, value, summary, paper, origin)
-        registered[module, name] = _Registration(entry, module, next(_PLACES))
+        registered[module, name] = next(_PLACES), Entry(kind, name, value, summary, paper, origin)
         return value
 
     return note
@@ -151,7 +144,10 @@ def entries(kind: str) -> tuple[Entry, ...]:
     taken = {entry.name: BUILT_IN for entry in listed}
     for entry in _of_others(kind):
         if entry.name in taken:
-            entry = replace(entry, problem=_shadowed(entry, taken[entry.name]))
+            noun, first = KINDS[kind].noun, taken[entry.name]
+            whose = f"a built-in {noun} has" if first == BUILT_IN else f"the {noun} of {first} has"
+            problem = f"It is ignored, since {whose} the name {entry.name!r}: rename one of the two."
+            entry = replace(entry, problem=problem)
         taken.setdefault(entry.name, entry.origin)
         listed.append(entry)
     return tuple(listed)
@@ -291,8 +287,8 @@ def _discover(package: str) -> None:
 
 
 def _registered(kind: str) -> list[Entry]:
-    registrations = sorted(_REGISTERED.get(kind, {}).values(), key=lambda r: (r.module, r.place))
-    return [registration.entry for registration in registrations]
+    registered = _REGISTERED.get(kind, {})
+    return [registered[key][1] for key in sorted(registered, key=lambda key: (key[0], registered[key][0]))]
 
 
 def entry_points(group: str) -> Iterable[EntryPoint]:
@@ -353,12 +349,6 @@ def _described(entry: Entry) -> Entry:
     )
 
 
-def _shadowed(entry: Entry, first: str) -> str:
-    noun = KINDS[entry.kind].noun
-    whose = f"a built-in {noun} has" if first == BUILT_IN else f"the {noun} of {first} has"
-    return f"It is ignored, since {whose} the name {entry.name!r}: rename one of the two."
-
-
 def _check_options(entry: Entry, options: Mapping[str, object]) -> None:
     accepted = parameters(entry.value)
     title = entry.title[0].upper() + entry.title[1:]
@@ -400,16 +390,11 @@ def split_path(kind: str, text: str) -> tuple[str, str | None]:
     if name in names(kind):
         return (name, path) if reads_path(find(kind, name)) else (text, None)
     function, _, path = path.partition(":")
-    if colon and is_importable(name) and _is_reader(kind, f"{name}:{function}"):
-        return f"{name}:{function}", path
+    reader = f"{name}:{function}"
+    with contextlib.suppress(UsageError):  # the caller that needs the part itself reports this in full
+        if colon and is_importable(name) and reads_path(find(kind, reader)):
+            return reader, path
     return text, None
-
-
-def _is_reader(kind: str, name: str) -> bool:
-    try:
-        return reads_path(find(kind, name))
-    except UsageError:  # the caller that needs the part itself reports this in full
-        return False
 
 
 def located_at(kind: str, text: str, folder: Path) -> str:

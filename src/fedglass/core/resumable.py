@@ -26,19 +26,8 @@ STATE = "training.safetensors"
 """The file in the folder of a training from which it resumes."""
 
 
-class Progress(Protocol):
-    """Receives the progress of a training."""
-
-    def moved(self, step: int, share: float, loss: float) -> None:
-        """Called after each step, with the share of the training that is done, in [0, 1]."""
-        ...
-
-
-class NoProgress:
-    """Ignores the progress of a training."""
-
-    def moved(self, step: int, share: float, loss: float) -> None:
-        return None
+TrainingProgress = Callable[[int, float, float], None]
+"""Called after each step with its number, the share of the training that is done, in [0, 1], and the loss."""
 
 
 class Resumable(Protocol):
@@ -64,14 +53,15 @@ class Resumable(Protocol):
         ...
 
 
-def run_training(training: Resumable, progress: Progress) -> None:
+def run_training(training: Resumable, progress: TrainingProgress | None) -> None:
     """Train on until the share of the training that is done is 1."""
     begun, saved = time.monotonic() - training.seconds, training.seconds
     while training.share() < 1:
         loss = training.advance()
         training.step += 1
         training.seconds = time.monotonic() - begun
-        progress.moved(training.step, training.share(), loss)
+        if progress is not None:
+            progress(training.step, training.share(), loss)
         if training.is_due(training.seconds - saved):
             training.save()
             saved = training.seconds

@@ -22,10 +22,7 @@ def stream(seed: int, *name: str | int) -> torch.Generator:
 
 def derive(seed: int, *name: str | int) -> int:
     """A seed of its own for a named part, in [0, 2^63)."""
-    text = "/".join([str(seed), *map(_escaped, name)])
+    # Slashes of a part are marked, so that ("a/b",) and ("a", "b") are two names.
+    escaped = (str(part).replace("\\", "\\\\").replace("/", "\\/") for part in name)
+    text = "/".join([str(seed), *escaped])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def _escaped(part: str | int) -> str:
-    """The part with its slashes marked, so that ("a/b",) and ("a", "b") are two names."""
-    return str(part).replace("\\", "\\\\").replace("/", "\\/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
@@ -22,17 +22,8 @@ Update = Mapping[str, Tensor]
 """after - before. One sign everywhere, never divided by a learning rate."""
 
 
-class TensorFile(Protocol):
-    """An opened safetensors file, as far as it is used here."""
-
-    def keys(self) -> list[str]: ...
-    def metadata(self) -> dict[str, str] | None: ...
-    def get_slice(self, name: str) -> Any: ...
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
 @contextmanager
-def open_tensors(path: Path) -> Iterator[TensorFile]:
+def open_tensors(path: Path) -> Iterator[Any]:
     """Open a safetensors file that the user has named; a pipe or a device is refused."""
     with safe_open(str(check_file(follow_links(path))), framework="pt") as file:
         yield file
@@ -159,13 +150,9 @@ def moved_others(before: Params, after: Params) -> list[str]:
     >>> moved_others({"num_batches_tracked": torch.zeros(2)}, {"num_batches_tracked": torch.ones(2)})
     ['num_batches_tracked']
     """
-    names = [name for name in before if name in after and not _running(name, after[name])]
-    return [name for name in names if not _unmoved(before[name], after[name])]
-
-
-def _running(name: str, tensor: Tensor) -> bool:
-    kind = name.rpartition(".")[2]
-    return kind in (MEAN, VARIANCE) or (kind == COUNTER and tensor.dim() == 0)
+    kinds = {name: name.rpartition(".")[2] for name in before if name in after}
+    further = [n for n, kind in kinds.items() if kind not in RUNNING or (kind == COUNTER and after[n].dim() > 0)]
+    return [name for name in further if not _unmoved(before[name], after[name])]
 
 
 def _unmoved(before: Tensor, after: Tensor) -> bool:

@@ -1,13 +1,21 @@
-"""Names under which an attack or an audit notes something that a report looks for."""
+"""Names that attacks and audits store for a report, and texts that several packages share."""
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from collections.abc import Sequence
 
-TAKEN_AS_DISTINCT = "labels taken as distinct"
-"""The message did not tell whether any label occurs twice, so that none was taken to."""
+
+class Note(enum.StrEnum):
+    """Something that happened in the run of an attack and that a report explains; records store the value."""
+
+    NON_FINITE = "non-finite"
+    TAKEN_AS_DISTINCT = "labels taken as distinct"
+    """The message did not tell whether any label occurs twice, so that none was taken to."""
+
+
 AFTER_ROUND = "test accuracy after the audited round"
 """Of the model that the federation had then, where several rounds are audited."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
@@ -22,31 +21,8 @@ SIDE = 28
 _FINE = 6  # characters are drawn on a grid this much finer and then averaged, which smooths their edges
 
 
-@dataclass(frozen=True)
-class _Style:
-    """The look of one writer's characters; lengths in pixels of the small image."""
-
-    slant: float
-    turn: float
-    width: float
-    height: float
-    right: float
-    down: float
-    weight: int
-    """Thickness added on every side, in pixels of the fine grid."""
-
-    def jittered(self, generator: torch.Generator) -> _Style:
-        """The style of one image: nobody writes a character twice in the same way."""
-        z = torch.randn(6, generator=generator).clamp(-2, 2).tolist()
-        return _Style(
-            slant=self.slant + 0.05 * z[0],
-            turn=self.turn + 0.04 * z[1],
-            width=self.width * math.exp(0.05 * z[2]),
-            height=self.height * math.exp(0.05 * z[3]),
-            right=self.right + 0.5 * z[4],
-            down=self.down + 0.5 * z[5],
-            weight=self.weight,
-        )
+Style = tuple[float, float, float, float, float, float]
+"""The look of characters: slant, turn, width, height, and shifts to the right and down in pixels of the small image."""
 
 
 @register(
@@ -90,50 +66,52 @@ def _font() -> ImageFont.FreeTypeFont:
 
 def _page(font: ImageFont.FreeTypeFont, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
     """One writer's images and labels."""
-    style = _style(generator)
+    u = (2 * torch.rand(6, generator=generator) - 1).tolist()
+    slant, turn, right, down = 0.12 + 0.3 * u[0], 0.1 * u[1], 1.5 * u[4], 1.5 * u[5]
+    width, height = math.exp(0.2 * u[2]), math.exp(0.2 * u[3])
+    weight = int(torch.randint(3, (), generator=generator))
     labels, images = [], []
     for _ in range(count):
         label = int(torch.randint(len(CHARACTERS), (), generator=generator))
         labels.append(label)
-        images.append(_draw(font, CHARACTERS[label], style.jittered(generator)))
+        # Nobody writes a character twice in the same way.
+        z = torch.randn(6, generator=generator).clamp(-2, 2).tolist()
+        style = (
+            slant + 0.05 * z[0],
+            turn + 0.04 * z[1],
+            width * math.exp(0.05 * z[2]),
+            height * math.exp(0.05 * z[3]),
+            right + 0.5 * z[4],
+            down + 0.5 * z[5],
+        )
+        images.append(_draw(font, CHARACTERS[label], style, weight))
     pixels = torch.from_numpy(np.stack(images)).float() / 255
     return pixels.unsqueeze(1), torch.tensor(labels)
 
 
-def _style(generator: torch.Generator) -> _Style:
-    u = (2 * torch.rand(6, generator=generator) - 1).tolist()
-    return _Style(
-        slant=0.12 + 0.3 * u[0],
-        turn=0.1 * u[1],
-        width=math.exp(0.2 * u[2]),
-        height=math.exp(0.2 * u[3]),
-        right=1.5 * u[4],
-        down=1.5 * u[5],
-        weight=int(torch.randint(3, (), generator=generator)),
-    )
-
-
 def _draw(
-    font: ImageFont.FreeTypeFont, character: str, style: _Style
+    font: ImageFont.FreeTypeFont, character: str, style: Style, weight: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Draw a character; `weight` is the thickness added on every side, in pixels of the fine grid."""
     fine = SIDE * _FINE
     canvas = Image.new("L", (fine, fine), 0)
-    left, top, right, bottom = font.getbbox(character, stroke_width=style.weight)
+    left, top, right, bottom = font.getbbox(character, stroke_width=weight)
     corner = ((fine - left - right) / 2, (fine - top - bottom) / 2)
-    ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=style.weight)
+    ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=weight)
     ink = canvas.transform(canvas.size, Image.Transform.AFFINE, _inverse(style), Image.Resampling.NEAREST)
     return 255 - np.asarray(ink.reduce(_FINE), dtype=np.uint8)
 
 
-def _inverse(style: _Style) -> tuple[float, float, float, float, float, float]:
+def _inverse(style: Style) -> tuple[float, float, float, float, float, float]:
     """Pillow's coefficients: where each pixel of the result is fetched from."""
-    cos, sin = math.cos(style.turn), math.sin(style.turn)
+    slant, turn, width, height, right, down = style
+    cos, sin = math.cos(turn), math.sin(turn)
     # Forward: scale, then slant (the top moves right), then turn, all about the centre, then shift.
-    forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, -style.slant], [0, 1]])
-    forward = forward @ np.diag([style.width, style.height])
+    forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, -slant], [0, 1]])
+    forward = forward @ np.diag([width, height])
     back = np.linalg.inv(forward)
     centre = np.full(2, SIDE * _FINE / 2)
-    offset = centre - back @ (centre + _FINE * np.array([style.right, style.down]))
+    offset = centre - back @ (centre + _FINE * np.array([right, down]))
     (a, b), (d, e) = back.tolist()
     return a, b, float(offset[0]), d, e, float(offset[1])
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +18,6 @@ from fedglass.core.registry import register
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import CIFAR10, CIFAR100, Dataset
 from fedglass.data.files import Array, Bounded, contents, image_tensor, label_tensor, opened
-from fedglass.data.pickled import byte_array, plain_values
 
 _PIXELS = 3 * 32 * 32
 _MOST = 256 << 20  # the largest official file, CIFAR-100's python training batch, has 155 MB
@@ -28,43 +30,6 @@ PAPER = (
 )
 
 
-@dataclass(frozen=True)
-class _Flavour:
-    """The differences between the two datasets."""
-
-    name: str
-    classes: int
-    whitening: Whitening
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    label_bytes: int
-    """In a binary record; the last of them is the (fine) label."""
-    label_key: str
-    class_names: tuple[str, ...] | None
-
-
-_TEN = _Flavour(
-    name="cifar10",
-    classes=10,
-    whitening=CIFAR10,
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test=("test_batch",),
-    label_bytes=1,
-    label_key="labels",
-    class_names=_CIFAR10_NAMES,
-)
-_HUNDRED = _Flavour(
-    name="cifar100",
-    classes=100,
-    whitening=CIFAR100,
-    train=("train",),
-    test=("test",),
-    label_bytes=2,
-    label_key="fine_labels",
-    class_names=None,
-)
-
-
 @register(
     "datasets",
     "cifar10",
@@ -73,26 +38,28 @@ _HUNDRED = _Flavour(
 )
 def read_cifar10(path: Path, split: str = "train") -> Dataset:
     """CIFAR-10 [Krizhevsky, 2009]."""
-    return _read(path, split, _TEN)
+    stems = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    return _read(path, stems, 10, CIFAR10, _CIFAR10_NAMES)
 
 
 @register("datasets", "cifar100", summary="the same for CIFAR-100 with its fine labels", paper=PAPER)
 def read_cifar100(path: Path, split: str = "train") -> Dataset:
     """CIFAR-100 with its fine labels [Krizhevsky, 2009]."""
-    return _read(path, split, _HUNDRED)
+    return _read(path, ["train" if split == "train" else "test"], 100, CIFAR100)
 
 
-def _read(path: Path, split: str, flavour: _Flavour) -> Dataset:
-    batches = _batches(path, flavour.train if split == "train" else flavour.test)
-    parsed = [_parse(raw, path / name, flavour) for name, raw in batches]
+def _read(
+    path: Path, stems: Sequence[str], classes: int, whitening: Whitening, class_names: tuple[str, ...] | None = None
+) -> Dataset:
+    parsed = [_parse(raw, path / name, classes) for name, raw in _batches(path, stems)]
     return Dataset(
-        name=flavour.name,
+        name=f"cifar{classes}",
         images=image_tensor(path, np.concatenate([pixels for pixels, _ in parsed])),
         labels=label_tensor(path, np.concatenate([labels for _, labels in parsed])),
-        classes=flavour.classes,
-        whitening=flavour.whitening,
-        class_names=flavour.class_names,
-        credit=f"{flavour.name}, A. Krizhevsky 2009, read from {path.name}.",
+        classes=classes,
+        whitening=whitening,
+        class_names=class_names,
+        credit=f"cifar{classes}, A. Krizhevsky 2009, read from {path.name}.",
     )
 
 
@@ -134,39 +101,191 @@ def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
     return batches
 
 
-def _parse(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
+def _parse(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
     # A binary record begins with a label below 100, a pickle with the byte 0x80.
-    pixels, labels = _pickled(raw, path, flavour) if raw[:1] == b"\x80" else _binary(raw, path, flavour)
-    if labels.min() < 0 or labels.max() >= flavour.classes:
+    pixels, labels = _pickled(raw, path, classes) if raw[:1] == b"\x80" else _binary(raw, path, classes)
+    if labels.min() < 0 or labels.max() >= classes:
         raise DataError(
-            f"{path}: labels must lie in [0, {flavour.classes}), got {labels.min()} to {labels.max()}: is it "
-            f"{flavour.name}?"
+            f"{path}: labels must lie in [0, {classes}), got {labels.min()} to {labels.max()}: is it cifar{classes}?"
         )
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
-def _binary(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
-    record = flavour.label_bytes + _PIXELS
+def _binary(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
+    label_bytes = 1 if classes == 10 else 2  # the last of them is the (fine) label
+    record = label_bytes + _PIXELS
     if not raw or len(raw) % record:
         raise DataError(
-            f"{path}: a {flavour.name} batch must be whole records of {record} bytes, got {len(raw)} bytes: "
+            f"{path}: a cifar{classes} batch must be whole records of {record} bytes, got {len(raw)} bytes: "
             "it is truncated, or another dataset."
         )
     rows = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    return rows[:, flavour.label_bytes :], rows[:, flavour.label_bytes - 1].astype(np.int64)
+    return rows[:, label_bytes:], rows[:, label_bytes - 1].astype(np.int64)
 
 
-def _pickled(raw: bytes, path: Path, flavour: _Flavour) -> tuple[Array, Array]:
+def _pickled(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
     value = plain_values(raw, path)
-    held = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in _as_dict(value).items()}
-    pixels, labels = held.get("data"), held.get(flavour.label_key)
+    entries = value.items() if isinstance(value, dict) else ()
+    held = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in entries}
+    label_key = "labels" if classes == 10 else "fine_labels"
+    pixels, labels = held.get("data"), held.get(label_key)
     if not isinstance(labels, list) or not labels or not all(type(y) is int for y in labels):
-        raise DataError(f"{path}: expected whole numbers under {flavour.label_key!r}: is it {flavour.name}?")
+        raise DataError(f"{path}: expected whole numbers under {label_key!r}: is it cifar{classes}?")
     array = byte_array(pixels, path)
     if array.shape != (len(labels), _PIXELS):
         raise DataError(f"{path}: expected data of shape {(len(labels), _PIXELS)}, got {array.shape}.")
     return array, np.array(labels)
 
 
-def _as_dict(value: object) -> dict[object, object]:
-    return value if isinstance(value, dict) else {}
+# A pickle is read without unpickling it.
+#
+# Loading a pickle runs what it names: any function, with any arguments. Even a loader that admits numpy's
+# functions alone is no shelter, since a forged dtype state can make numpy take bytes for pointers. So this is a
+# small machine of its own over the opcodes of a pickle: it builds dicts, lists, tuples, numbers and text, and
+# where a pickle says "call this" it only writes down what was named. Nothing is imported or called, and no
+# memory is reserved by an announced size; an array of bytes is recognised by the names that numpy gives it, and
+# every other name is refused.
+
+
+_ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+_NAMES = (*_ARRAYS, "numpy ndarray", "numpy dtype")
+_TEXTS = frozenset(f"{size}{kind}" for kind in ("BINSTRING", "BINUNICODE", "BINBYTES") for size in ("", "SHORT_"))
+_NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG1", "BINFLOAT")
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_IDLE = ("PROTO", "FRAME")
+_MARK = object()
+
+
+@dataclass(eq=False)
+class _Named:
+    """A call that was written down instead of made: what was named, with what, and the state given to it."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+
+def plain_values(raw: bytes, path: Path) -> object:
+    """The value that a pickle describes, where it is made of plain values and arrays of bytes.
+
+    >>> import pickle
+    >>> plain_values(pickle.dumps({"labels": [1, 2], "batch": (3, "a")}, protocol=2), Path("x"))
+    {'labels': [1, 2], 'batch': (3, 'a')}
+    """
+    machine = _Machine(path)
+    try:
+        for opcode, argument, _ in pickletools.genops(raw):
+            machine.step(opcode.name, argument)
+        return machine.stack.pop()
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not a readable pickle of plain values ({error}): it is truncated or corrupt."
+        ) from None
+
+
+def byte_array(value: object, path: Path) -> Array:
+    """The array of unsigned bytes that a written-down call stands for."""
+    if isinstance(value, _Named) and value.name in _ARRAYS:
+        match value.state:
+            case (_, tuple() as shape, _Named(name="numpy dtype", arguments=("u1", *_)), False | 0, raw):
+                data = raw.encode("latin-1") if isinstance(raw, str) else raw
+                sound = isinstance(data, bytes) and all(type(side) is int and side >= 0 for side in shape)
+                if sound and math.prod(shape) == len(data):
+                    return np.frombuffer(data, np.uint8).reshape(shape)
+    raise DataError(f"{path}: expected an array of unsigned bytes, found something else: fetch the file again.")
+
+
+class _Machine:
+    """The stack and the memory of a pickle, as the format defines them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stack: list[Any] = []
+        self.memory: dict[int, Any] = {}
+
+    def step(self, opcode: str, argument: Any) -> None:
+        stack = self.stack
+        if opcode in _NUMBERS or opcode in _TEXTS:
+            stack.append(argument)
+        elif opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode])
+        elif opcode in _TUPLES:
+            stack.append(tuple(self._take(_TUPLES[opcode])))
+        elif opcode not in _IDLE:
+            self._structure(opcode, argument)
+
+    def _structure(self, opcode: str, argument: Any) -> None:
+        stack = self.stack
+        match opcode:
+            case "STOP":
+                return
+            case "MARK":
+                stack.append(_MARK)
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "TUPLE":
+                stack.append(tuple(self._since_mark()))
+            case "APPEND" | "APPENDS":
+                items = self._take(1) if opcode == "APPEND" else self._since_mark()
+                self._top(list).extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = self._take(2) if opcode == "SETITEM" else self._since_mark()
+                self._top(dict).update(zip(items[::2], items[1::2], strict=True))
+            case "BINPUT" | "LONG_BINPUT":
+                self.memory[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memory[len(self.memory)] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self.memory[argument])
+            case _:
+                self._call(opcode, argument)
+
+    def _call(self, opcode: str, argument: Any) -> None:
+        """Write down what would be called."""
+        match opcode:
+            case "GLOBAL":
+                self.stack.append(self._named(argument))
+            case "STACK_GLOBAL":
+                module, name = self._take(2)
+                self.stack.append(self._named(f"{module} {name}"))
+            case "REDUCE":
+                called, arguments = self._take(2)
+                self.stack.append(_Named(called.name, tuple(arguments)))
+            case "BUILD":
+                (state,) = self._take(1)
+                self._top(_Named).state = state
+            case _:
+                raise DataError(f"{self.path}: the pickle uses {opcode}, which plain data has no need of: refused.")
+
+    def _named(self, name: str) -> _Named:
+        if name not in _NAMES:
+            raise DataError(
+                f"{self.path}: the pickle names {name.replace(' ', '.')!r}, which could run code: refused. "
+                "Use the binary version of the data."
+            )
+        return _Named(name)
+
+    def _top(self, kind: type[Any]) -> Any:
+        if not isinstance(self.stack[-1], kind):
+            raise TypeError(f"expected a {kind.__name__}")
+        return self.stack[-1]
+
+    def _take(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise IndexError("its stack runs empty")
+        taken = self.stack[-count:]
+        del self.stack[-count:]
+        return taken
+
+    def _since_mark(self) -> list[Any]:
+        at = len(self.stack) - 1
+        while self.stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise IndexError("a mark is missing")
+        taken = self.stack[at + 1 :]
+        del self.stack[at:]
+        return taken

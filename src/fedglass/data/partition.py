@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,13 +11,6 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.data.dataset import Dataset
-
-
-class Partition(Protocol):
-    """A rule that gives every client its examples."""
-
-    def split(self, dataset: Dataset, clients: int, generator: torch.Generator) -> list[Tensor]:
-        """The positions of each client's examples; no example goes to two clients."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,10 @@ class Dirichlet:
             pieces = members.tensor_split(np.rint(edges).astype(int).tolist())
             for part, piece in zip(parts, pieces, strict=True):
                 part.extend(piece.tolist())
-        return [torch.tensor(part) for part in _none_empty(parts)]
+        for part in parts:
+            if not part:
+                part.append(max(parts, key=len).pop())
+        return [torch.tensor(part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,8 @@ class Sizes:
         return list(torch.split(shuffled[:total], list(self.sizes)))
 
 
-def _none_empty(parts: list[list[int]]) -> list[list[int]]:
-    for part in parts:
-        if not part:
-            part.append(max(parts, key=len).pop())
-    return parts
+Partition = Iid | Dirichlet | ByWriter | Sizes
+"""A rule that gives every client the positions of its examples; no example goes to two clients."""
 
 
 def _check_clients(dataset: Dataset, clients: int) -> None:

@@ -21,8 +21,8 @@ import scipy
 from fedglass.bounds.success import gdp_delta
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
-from fedglass.defend import checks
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.per_example import check_at_least_zero, check_closed_share, check_positive
 
 ORDERS = (
     *(1 + x / 100 for x in range(1, 10)),
@@ -52,9 +52,9 @@ class Mechanism:
     steps: int
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "noise_multiplier")
-        checks.positive(self, "sample_rate")
-        checks.closed_share(self, "sample_rate")
+        check_at_least_zero(self, "noise_multiplier")
+        check_positive(self, "sample_rate")
+        check_closed_share(self, "sample_rate")
         if self.steps < 1:
             raise UsageError(f"Mechanism.steps must be at least 1, got {self.steps}.")
 

@@ -17,9 +17,14 @@ from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError
 from fedglass.core.registry import register
-from fedglass.defend import checks
 from fedglass.defend.noise import ABADI, normal
-from fedglass.defend.per_example import example_gradients, noise_source
+from fedglass.defend.per_example import (
+    check_at_least_zero,
+    check_closed_share,
+    check_positive,
+    example_gradients,
+    noise_source,
+)
 from fedglass.fl.local import Step
 
 
@@ -37,17 +42,20 @@ class DPSGD:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        checks.positive(self, "clip")
-        checks.at_least_zero(self, "noise_multiplier")
+        check_positive(self, "clip")
+        check_at_least_zero(self, "noise_multiplier")
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
-        generator = noise_source(step)
+        generator, std, size = noise_source(step), self.noise_multiplier * self.clip, len(step.inputs)
+        return [(t + std * normal(t, generator)) / size for t in self.clipped_sum(step)]
+
+    def clipped_sum(self, step: Step) -> list[Tensor]:
+        """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
         total = [torch.zeros_like(w) for w in step.weights]
         for chunk in example_gradients(step):
             scale = (self.clip / _norms(chunk)).clamp(max=1.0)  # (chunk,)
             total = [t + torch.tensordot(scale, g, dims=1) for t, g in zip(total, chunk, strict=True)]
-        std, size = self.noise_multiplier * self.clip, len(step.inputs)
-        return [(t + std * normal(t, generator)) / size for t in total]
+        return total
 
 
 def _norms(chunk: Sequence[Tensor]) -> Tensor:
@@ -71,8 +79,8 @@ class PoissonDPSGD(DPSGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive(self, "sample_rate")
-        checks.closed_share(self, "sample_rate")
+        check_positive(self, "sample_rate")
+        check_closed_share(self, "sample_rate")
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         generator, count = noise_source(step), len(step.inputs)
@@ -91,17 +99,12 @@ PARAMETER_FREE = nn.Flatten | nn.ReLU | nn.Tanh | nn.Sigmoid | nn.MaxPool2d | nn
 """Layers without parameters that treat every example separately."""
 
 
-@dataclass(frozen=True, eq=False)
-class LayerPass:
-    """A layer with weights, its input, and the gradient of the summed losses with respect to its output."""
-
-    layer: nn.Linear | nn.Conv2d
-    inputs: Tensor
-    gradient: Tensor
+LayerPass = tuple[nn.Linear | nn.Conv2d, Tensor, Tensor]
+"""A layer with weights, its input, and the gradient of the summed losses with respect to its output."""
 
 
 @dataclass(frozen=True)
-class GhostDPSGD:
+class GhostDPSGD(DPSGD):
     """`defend.dpsgd.DPSGD` up to rounding, with the same noise, in one backward pass over the whole batch.
 
     The gradient of an example's loss with respect to a dense layer is g_i a_i^T, the product of the gradient at its
@@ -111,57 +114,43 @@ class GhostDPSGD:
     a pass.
     """
 
-    clip: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        checks.positive(self, "clip")
-        checks.at_least_zero(self, "noise_multiplier")
-
-    def gradient(self, step: Step) -> Sequence[Tensor]:
-        generator, std, size = noise_source(step), self.noise_multiplier * self.clip, len(step.inputs)
-        total = clipped_sum(step, self.clip)
-        return [(t + std * normal(t, generator)) / size for t in total]
-
-
-def clipped_sum(step: Step, clip: float) -> list[Tensor]:
-    """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
-    passes = _passes(step)
-    by_example = {name: _convolution_gradients(p) for name, p in passes.items() if isinstance(p.layer, nn.Conv2d)}
-    squares = torch.zeros(len(step.inputs), dtype=step.inputs.dtype, device=step.inputs.device)
-    for name, p in passes.items():
-        if name in by_example:
-            squares += by_example[name].square().sum((1, 2))
-        else:
-            squares += p.gradient.square().sum(1) * p.inputs.square().sum(1)
-        if p.layer.bias is not None:
-            squares += _bias_gradients(p).square().sum(1)
-    scale = (clip / squares.sqrt()).clamp(max=1.0)  # (b,)
-    total: dict[str, Tensor] = {}
-    for name, p in passes.items():
-        if name in by_example:
-            total[f"{name}.weight"] = torch.tensordot(scale, by_example[name], dims=1).view_as(p.layer.weight)
-        else:
-            total[f"{name}.weight"] = (scale[:, None] * p.gradient).T @ p.inputs
-        if p.layer.bias is not None:
-            total[f"{name}.bias"] = scale @ _bias_gradients(p)
-    return [total[name].detach() for name in step.network.names]
+    def clipped_sum(self, step: Step) -> list[Tensor]:
+        passes = _passes(step)
+        by_example = {  # gradients of the convolutions' weights
+            name: _convolution_gradients(layer, inputs, gradient)
+            for name, (layer, inputs, gradient) in passes.items()
+            if isinstance(layer, nn.Conv2d)
+        }
+        squares = torch.zeros(len(step.inputs), dtype=step.inputs.dtype, device=step.inputs.device)
+        for name, (layer, inputs, gradient) in passes.items():
+            if name in by_example:
+                squares += by_example[name].square().sum((1, 2))
+            else:
+                squares += gradient.square().sum(1) * inputs.square().sum(1)
+            if layer.bias is not None:
+                squares += _bias_gradients(layer, gradient).square().sum(1)
+        scale = (self.clip / squares.sqrt()).clamp(max=1.0)  # (b,)
+        total: dict[str, Tensor] = {}
+        for name, (layer, inputs, gradient) in passes.items():
+            if name in by_example:
+                total[f"{name}.weight"] = torch.tensordot(scale, by_example[name], dims=1).view_as(layer.weight)
+            else:
+                total[f"{name}.weight"] = (scale[:, None] * gradient).T @ inputs
+            if layer.bias is not None:
+                total[f"{name}.bias"] = scale @ _bias_gradients(layer, gradient)
+        return [total[name].detach() for name in step.network.names]
 
 
-def _bias_gradients(layer_pass: LayerPass) -> Tensor:
+def _bias_gradients(layer: nn.Module, gradient: Tensor) -> Tensor:
     """Return the gradient of the bias, of each example.  # (b, outputs)"""
-    gradient = layer_pass.gradient
-    return gradient.flatten(2).sum(2) if isinstance(layer_pass.layer, nn.Conv2d) else gradient
+    return gradient.flatten(2).sum(2) if isinstance(layer, nn.Conv2d) else gradient
 
 
-def _convolution_gradients(layer_pass: LayerPass) -> Tensor:
+def _convolution_gradients(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of a convolution's weight, of each example.  # (b, outputs, patch)"""
-    layer = layer_pass.layer
-    assert isinstance(layer, nn.Conv2d)
-    padding = layer.padding
-    assert not isinstance(padding, str)
-    patches = F.unfold(layer_pass.inputs, layer.kernel_size, layer.dilation, padding, layer.stride)  # (b, patch, l)
-    return layer_pass.gradient.flatten(2) @ patches.mT
+    assert not isinstance(layer.padding, str), "refused before"
+    patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (b, patch, l)
+    return gradient.flatten(2) @ patches.mT
 
 
 def _passes(step: Step) -> dict[str, LayerPass]:
@@ -176,7 +165,7 @@ def _passes(step: Step) -> dict[str, LayerPass]:
         raise ModelError("GhostDPSGD needs a network that goes through each of its layers once: choose DPSGD.")
     gradients = torch.autograd.grad(loss, [outputs for _, _, outputs in calls])
     return {
-        name: LayerPass(layers[name], inputs.detach(), gradient)
+        name: (layers[name], inputs.detach(), gradient)
         for (name, inputs, _), gradient in zip(calls, gradients, strict=True)
     }
 
@@ -200,6 +189,10 @@ def _hooked(layers: dict[str, nn.Linear | nn.Conv2d]) -> Iterator[list[tuple[str
 
 def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: Sequence[str]) -> None:
     """Refuse layers that mix examples, or that have gradients of another form than such products."""
+
+    def plain(layer: nn.Conv2d) -> bool:
+        return layer.groups == 1 and not isinstance(layer.padding, str) and layer.padding_mode == "zeros"
+
     expected = {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
     unsupported = [
         type(m).__name__
@@ -207,11 +200,7 @@ def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: 
         if not list(m.children()) and not isinstance(m, PARAMETER_FREE | nn.Linear | nn.Conv2d)
     ]
     unsupported += [name for name in names if name not in expected]
-    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and _is_grouped_or_padded(layer)]
+    grouped = [layer for layer in layers.values() if isinstance(layer, nn.Conv2d) and not plain(layer)]
     if unsupported or grouped:
         what = unsupported[0] if unsupported else "a grouped or named-padding convolution"
         raise ModelError(f"GhostDPSGD does not support a network with {what}: choose DPSGD.")
-
-
-def _is_grouped_or_padded(layer: nn.Conv2d) -> bool:
-    return layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros"

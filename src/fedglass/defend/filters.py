@@ -17,8 +17,14 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.tensors import Update
-from fedglass.defend import checks
 from fedglass.defend.noise import GaussianNoise, laplace, normal
+from fedglass.defend.per_example import (
+    check_at_least_zero,
+    check_closed_share,
+    check_percentage,
+    check_positive,
+    check_share,
+)
 from fedglass.fl.release import Outgoing
 
 SHOKRI = (
@@ -62,9 +68,9 @@ class PercentilePrivacy:
     steps: float = 1
 
     def __post_init__(self) -> None:
-        checks.percentage(self, "percentile")
-        checks.positive(self, "gamma")
-        checks.positive(self, "steps")
+        check_percentage(self, "percentile")
+        check_positive(self, "gamma")
+        check_positive(self, "steps")
 
     def release(self, leaving: Outgoing) -> Update:
         scaled = {name: tensor / self.steps for name, tensor in leaving.update.items()}
@@ -102,11 +108,11 @@ class SVTPrivacy:
     steps: float = 1
 
     def __post_init__(self) -> None:
-        checks.closed_share(self, "fraction")
-        checks.at_least_zero(self, "tau")
+        check_closed_share(self, "fraction")
+        check_at_least_zero(self, "tau")
         given = [n for n in ("epsilon_threshold", "epsilon_query", "epsilon_release") if getattr(self, n) is not None]
         for name in ("epsilon", "noise_var", "gamma", "steps", *given):
-            checks.positive(self, name)
+            check_positive(self, name)
         threshold, query = self._choice_budgets(1)
         if min(threshold, query) <= 0 or not math.isclose(threshold + query, self.epsilon, rel_tol=1e-5):
             raise UsageError(
@@ -188,7 +194,7 @@ class FlowerFixedClipping:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        checks.positive(self, "clipping_norm")
+        check_positive(self, "clipping_norm")
 
     @property
     def norm(self) -> float:
@@ -223,11 +229,11 @@ class FlowerLocalDP:
     delta: float
 
     def __post_init__(self) -> None:
-        checks.positive(self, "clipping_norm")
-        checks.at_least_zero(self, "sensitivity")
-        checks.positive(self, "epsilon")
-        checks.positive(self, "delta")
-        checks.share(self, "delta")
+        check_positive(self, "clipping_norm")
+        check_at_least_zero(self, "sensitivity")
+        check_positive(self, "epsilon")
+        check_positive(self, "delta")
+        check_share(self, "delta")
 
     @property
     def std(self) -> float:

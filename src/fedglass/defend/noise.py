@@ -15,8 +15,7 @@ from torch import Tensor
 from fedglass.core.registry import register
 from fedglass.core.tensors import Update
 from fedglass.core.text import DLFA
-from fedglass.defend import checks
-from fedglass.defend.per_example import register_gradient_forms
+from fedglass.defend.per_example import AdditiveNoise, check_at_least_zero, check_positive, register_gradient_forms
 from fedglass.fl.release import Outgoing
 
 ABADI = (
@@ -53,7 +52,7 @@ class Clip:
     norm: float
 
     def __post_init__(self) -> None:
-        checks.positive(self, "norm")
+        check_positive(self, "norm")
 
     def release(self, leaving: Outgoing) -> Update:
         length = norm_of(leaving.update)
@@ -71,7 +70,7 @@ def norm_of(update: Update) -> Tensor:
 @register_gradient_forms("gaussian_noise", "Gaussian noise on each example's gradient in every local step")
 @register("defences", "gaussian_noise", summary="Gaussian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(AdditiveNoise):
     """u + n with independent n ~ N(0, std^2) at every entry [Dimitrov et al., 2022, Appendix C.1].
 
     `std` is absolute: it does not follow the size of the update. On an update it is in the unit of the weights,
@@ -84,11 +83,7 @@ class GaussianNoise:
     std: float
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "std")
-
-    def release(self, leaving: Outgoing) -> Update:
-        noise = self.mean_noise(leaving.update, 1, leaving.generator)
-        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
+        check_at_least_zero(self, "std")
 
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """Draw the mean of the noise of that many examples at once.
@@ -102,7 +97,7 @@ class GaussianNoise:
 @register_gradient_forms("laplacian_noise", "Laplacian noise on each example's gradient in every local step")
 @register("defences", "laplacian_noise", summary="Laplacian noise on the update", paper=DLFA)
 @dataclass(frozen=True)
-class LaplacianNoise:
+class LaplacianNoise(AdditiveNoise):
     """u + n with independent n ~ Laplace(0, scale) at every entry [Dimitrov et al., 2022, Appendix C.1].
 
     The standard deviation is sqrt(2) times `scale`. The paper's Table 6 calls its parameter sigma; the paper's
@@ -115,11 +110,7 @@ class LaplacianNoise:
     scale: float
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "scale")
-
-    def release(self, leaving: Outgoing) -> Update:
-        noise = self.mean_noise(leaving.update, 1, leaving.generator)
-        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
+        check_at_least_zero(self, "scale")
 
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """Draw the mean of the noise of that many examples. It is not Laplacian, so each one is drawn."""

@@ -14,6 +14,7 @@ from typing import Literal
 
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
+from fedglass.defend.accounting import Mechanism
 from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
@@ -38,15 +39,6 @@ Law = Literal["gaussian", "laplacian"]
 
 
 @dataclass(frozen=True)
-class Samples:
-    """DP-SGD on Poisson samples, in one round."""
-
-    rate: float
-    noise_multiplier: float
-    steps: int
-
-
-@dataclass(frozen=True)
 class NoiseModel:
     """Noise that a client adds to what a deterministic map makes of its data."""
 
@@ -61,8 +53,8 @@ class NoiseModel:
     """Whether the message is the deterministic map's result plus the noise, so that a residual shows it."""
     additive: bool = True
     """False for several noisy local steps, which only the accountant bounds."""
-    samples: Samples | None = None
-    """Set if each local step draws a Poisson sample of all examples, which amplifies privacy."""
+    samples: Mechanism | None = None
+    """The steps of one round, if each draws a Poisson sample of all examples, which amplifies privacy."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def _inside(protection: Protection, training: Training, examples: int) -> NoiseM
         bound = math.sqrt(training.passes(examples)) / gradient.noise_multiplier
         plain = replace(protection, gradient=replace(gradient, noise_multiplier=0.0))
         if isinstance(gradient, PoissonDPSGD):
-            samples = Samples(gradient.sample_rate, gradient.noise_multiplier, steps) if size == examples else None
+            samples = Mechanism(gradient.noise_multiplier, gradient.sample_rate, steps) if size == examples else None
             return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False, samples=samples)
         if steps > 1 or not linear:
             return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False)

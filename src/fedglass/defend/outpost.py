@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from fedglass.core.registry import register
-from fedglass.defend import checks
 from fedglass.defend.noise import normal
-from fedglass.defend.per_example import noise_source
+from fedglass.defend.per_example import check_at_least_zero, check_closed_share, check_share, noise_source
 from fedglass.defend.pruning import count_of, lowest, pruned
 from fedglass.fl.local import MeanGradient, Step
 
@@ -67,10 +66,10 @@ class Outpost:
     fisher: SquaredGradient | OutputMean = field(default_factory=SquaredGradient)
 
     def __post_init__(self) -> None:
-        checks.at_least_zero(self, "noise")
-        checks.share(self, "pruned")
-        checks.closed_share(self, "perturbed")
-        checks.at_least_zero(self, "decay")
+        check_at_least_zero(self, "noise")
+        check_share(self, "pruned")
+        check_closed_share(self, "perturbed")
+        check_at_least_zero(self, "decay")
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         generator = noise_source(step)

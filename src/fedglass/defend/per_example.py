@@ -1,4 +1,4 @@
-"""Defences that act on the gradient of each example inside the local steps.
+"""Defences that act on the gradient of each example inside the local steps, and checks of a defence's numbers.
 
 `example_gradients` computes these gradients in chunks. `PerExample` applies any release to each of them, and
 `SameEachEpoch` repeats the random numbers of a step in every epoch. `register_gradient_forms` registers both forms of
@@ -8,9 +8,12 @@ a release, under the names `<release>_per_example` and `<release>_released`.
 from __future__ import annotations
 
 import inspect
+import math
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +30,51 @@ from fedglass.fl.release import Outgoing, Release
 T = TypeVar("T", bound=Release)
 CHUNK_ENTRIES = 2**25
 """How many gradient entries are held at once: 128 MiB in single precision."""
+
+
+def check_share(owner: object, name: str) -> None:
+    """Check that the field is a share of entries in [0, 1).
+
+    >>> from types import SimpleNamespace
+    >>> check_share(SimpleNamespace(share=1.5), "share")
+    Traceback (most recent call last):
+    fedglass.core.errors.UsageError: SimpleNamespace.share must be in [0, 1), got 1.5: it is a share, not a percentage.
+    """
+    _check_number(owner, name, lambda value: 0 <= value < 1, "in [0, 1)", "it is a share, not a percentage")
+
+
+def check_closed_share(owner: object, name: str) -> None:
+    """Check that the field is a share of entries in [0, 1], all of them included."""
+    _check_number(owner, name, lambda value: 0 <= value <= 1, "in [0, 1]", "it is a share, not a percentage")
+
+
+def check_percentage(owner: object, name: str) -> None:
+    """Check that the field is a percentage in [0, 100]."""
+    hint = "NVFlare sends the update unfiltered otherwise"
+    _check_number(owner, name, lambda value: 0 <= value <= 100, "in [0, 100]", hint)
+
+
+def check_at_least_zero(owner: object, name: str) -> None:
+    """Check that the field is a finite number that is not negative."""
+    _check_number(
+        owner, name, lambda value: 0 <= value < math.inf, "a finite number of at least 0", "0 switches it off"
+    )
+
+
+def check_positive(owner: object, name: str) -> None:
+    """Check that the field is a finite number above 0."""
+    hint = "leave the defence out to switch it off"
+    _check_number(owner, name, lambda value: 0 < value < math.inf, "a finite number above 0", hint)
+
+
+def _check_number(owner: object, name: str, holds: Callable[[float], bool], expected: str, hint: str) -> None:
+    """Refuse a field that is not a number, or one that the condition does not hold for."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        expected, hint = "a number", "write it without quotes"
+    elif abs(value) <= sys.float_info.max and holds(value):  # a whole number may have more digits than a float takes
+        return
+    raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}: {hint}.")
 
 
 def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
@@ -72,13 +120,16 @@ def noise_source(step: Step) -> torch.Generator:
     return step.generator
 
 
-@runtime_checkable
-class Additive(Protocol):
-    """A defence that adds noise which does not depend on what it is added to."""
+class AdditiveNoise(ABC):
+    """Base of defences that add noise which does not depend on what it is added to."""
 
+    @abstractmethod
     def mean_noise(self, like: Update, examples: int, generator: torch.Generator) -> Update:
         """Return the mean of the noise of that many examples."""
-        ...
+
+    def release(self, leaving: Outgoing) -> Update:
+        noise = self.mean_noise(leaving.update, 1, leaving.generator)
+        return {name: tensor + noise[name] for name, tensor in leaving.update.items()}
 
 
 @dataclass(frozen=True)
@@ -95,7 +146,7 @@ class PerExample:
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         generator = noise_source(step)
-        if isinstance(self.defence, Additive):
+        if isinstance(self.defence, AdditiveNoise):
             plain = _named(step, MeanGradient().gradient(step))
             noise = self.defence.mean_noise(plain, len(step.inputs), generator)
             return [plain[name] + noise[name] for name in step.network.names]

@@ -25,9 +25,14 @@ from fedglass.core.errors import ModelError
 from fedglass.core.registry import register
 from fedglass.core.tensors import Update, flatten, kth_smallest, unflatten
 from fedglass.core.text import DLFA, DLG
-from fedglass.defend import checks
 from fedglass.defend.noise import uniform
-from fedglass.defend.per_example import example_gradients, refuse_batch_statistics, register_gradient_forms
+from fedglass.defend.per_example import (
+    check_positive,
+    check_share,
+    example_gradients,
+    refuse_batch_statistics,
+    register_gradient_forms,
+)
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import Outgoing
 
@@ -71,7 +76,7 @@ class _Pruning(ABC):
     share: float
 
     def __post_init__(self) -> None:
-        checks.share(self, "share")
+        check_share(self, "share")
 
 
 @register("defences", "magnitude_pruning", summary="the update's smallest entries set to zero", paper=DLG)
@@ -150,7 +155,7 @@ class RandomDrop:
     probability: float
 
     def __post_init__(self) -> None:
-        checks.share(self, "probability")
+        check_share(self, "probability")
 
     def release(self, leaving: Outgoing) -> Update:
         noise, dropped = leaving.generator, self.probability
@@ -200,7 +205,7 @@ class SoteriaReleased(_Pruning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive(self, "shift")
+        check_positive(self, "shift")
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
         gradient = list(MeanGradient().gradient(step))

@@ -9,7 +9,6 @@ from a random code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,10 +19,13 @@ from torch.nn import functional as F
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.diffusion.denoiser import Prediction
+from fedglass.diffusion.networks import checked_shape
 from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining
 
 AT_ONCE = 256
 """Images that are encoded together."""
+CODE_NOISE, CODE_PRICE = 0.1, 1e-4
+"""Deviation of the noise that is added to codes in training, and the price of their mean square."""
 
 
 class LatentSpace(nn.Module):
@@ -39,7 +41,12 @@ class LatentSpace(nn.Module):
     def __init__(self, shape: Sequence[int], halvings: int, latent: int, width: int) -> None:
         """Both sides are halved so often; codes have `latent` channels."""
         super().__init__()
-        self.shape = _checked(shape, halvings, latent, width)
+        self.shape = checked_shape("An autoencoder", shape, halvings, latent, width)
+        if not (1 <= halvings <= 5 and 1 <= latent <= 64 and 1 <= width <= 1024):
+            raise UsageError(
+                "An autoencoder has 1 to 5 halvings, 1 to 64 latent channels and a width of 1 to 1024, got "
+                f"{halvings}, {latent} and {width}."
+            )
         self.halvings, self.latent, self.width = halvings, latent, width
         unit = 2**halvings
         self.padding = (0, -self.shape[2] % unit, 0, -self.shape[1] % unit)
@@ -79,29 +86,23 @@ class LatentSpace(nn.Module):
         self.spread.copy_(latents.std((0, 2, 3)).clamp(min=1e-6).view(-1, 1, 1))
 
 
-@dataclass(frozen=True)
-class ReconstructionLoss:
-    """The squared error of images that went through codes with noise, and a price on the codes' size.
+def reconstruction_loss(network: nn.Module, batch: Batch) -> Tensor:
+    """Return the squared error of images that went through codes with noise, plus a price on the codes' size.
 
     Of a `Batch` only the target is looked at: with `Prediction.SAMPLE` it is the image itself, so that the loop that
     trains denoisers trains autoencoders too.
     """
-
-    noise: float = 0.1
-    price: float = 1e-4
-
-    def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
-        assert isinstance(network, LatentSpace), "the loss of one kind of network"
-        images = batch.target
-        latents = network.encode(images)
-        noise = torch.randn(latents.shape, generator=batch.generator).to(latents)
-        rebuilt = network.decode(latents + self.noise * noise)
-        return (rebuilt - images).square().mean() + self.price * latents.square().mean()
+    assert isinstance(network, LatentSpace), "the loss of one kind of network"
+    images = batch.target
+    latents = network.encode(images)
+    noise = torch.randn(latents.shape, generator=batch.generator).to(latents)
+    rebuilt = network.decode(latents + CODE_NOISE * noise)
+    return (rebuilt - images).square().mean() + CODE_PRICE * latents.square().mean()
 
 
 def lesson_of(images: Tensor) -> DenoisingTask:
     """Images in [-1, 1], to be drawn again after their codes."""
-    return DenoisingTask(images, prediction=Prediction.SAMPLE, loss=ReconstructionLoss())
+    return DenoisingTask(images, prediction=Prediction.SAMPLE, loss=reconstruction_loss)
 
 
 def settled(network: LatentSpace, training: ImageModelTraining, images: Tensor) -> LatentSpace:
@@ -109,20 +110,6 @@ def settled(network: LatentSpace, training: ImageModelTraining, images: Tensor) 
     network.load_state_dict(training.averaged)
     network.settle(images)
     return network
-
-
-def _checked(shape: Sequence[int], halvings: int, latent: int, width: int) -> tuple[int, int, int]:
-    if not all(isinstance(number, int) for number in (*shape, halvings, latent, width)):
-        raise UsageError("An autoencoder's shape and sizes must be whole numbers.")
-    if len(shape) != 3 or not all(1 <= side <= 4096 for side in shape):
-        raise UsageError(f"An autoencoder needs the images' channels, height and width, got {tuple(shape)}.")
-    if not (1 <= halvings <= 5 and 1 <= latent <= 64 and 1 <= width <= 1024):
-        raise UsageError(
-            "An autoencoder has 1 to 5 halvings, 1 to 64 latent channels and a width of 1 to 1024, got "
-            f"{halvings}, {latent} and {width}."
-        )
-    channels, height, across = shape
-    return channels, height, across
 
 
 # A small convolutional autoencoder, in whose latent space a diffusion model may work [Rombach et al., 2022].
@@ -146,15 +133,15 @@ class Autoencoder(LatentSpace):
         narrow = [width * min(2**i, 2) for i in range(halvings + 1)]  # channels at each side
         self.encoder = nn.Sequential(
             _conv(shape[0], narrow[0]),
-            *(nn.Sequential(nn.SiLU(), _conv(a, b, 2), Residual(b)) for a, b in pairwise(narrow)),
+            *(nn.Sequential(nn.SiLU(), _conv(a, b, 2), Shortcut(b)) for a, b in pairwise(narrow)),
             nn.SiLU(),
             _conv(narrow[-1], latent),
         )
         wide = narrow[::-1]
         self.decoder = nn.Sequential(
             _conv(latent, wide[0]),
-            *(nn.Sequential(Residual(a), nn.Upsample(scale_factor=2.0), _conv(a, b)) for a, b in pairwise(wide)),
-            Residual(wide[-1]),
+            *(nn.Sequential(Shortcut(a), nn.Upsample(scale_factor=2.0), _conv(a, b)) for a, b in pairwise(wide)),
+            Shortcut(wide[-1]),
             nn.SiLU(),
             _conv(wide[-1], shape[0]),
         )
@@ -164,7 +151,7 @@ class Autoencoder(LatentSpace):
         return {"shape": self.shape, "halvings": self.halvings, "latent": self.latent, "width": self.width}
 
 
-class Residual(nn.Module):
+class Shortcut(nn.Module):
     """Two convolutions with a shortcut."""
 
     def __init__(self, width: int) -> None:

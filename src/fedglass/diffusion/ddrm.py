@@ -41,11 +41,11 @@ class Degradation(Protocol):
 
     def reading(self, side: int) -> Tensor:
         """Return the measurements in a raw reconstruction of full size.  # (small, side), float64"""
-        ...
+        return self.matrix(side)
 
 
 @dataclass(frozen=True)
-class BlockMean:
+class BlockMean(Degradation):
     """The mean of each block of factor x factor pixels; singular values 1 / factor."""
 
     factor: int = 2
@@ -54,12 +54,9 @@ class BlockMean:
         small = _reduced(side, self.factor)
         return torch.eye(small, dtype=torch.float64).repeat_interleave(self.factor, 1) / self.factor
 
-    def reading(self, side: int) -> Tensor:
-        return self.matrix(side)
-
 
 @dataclass(frozen=True)
-class Bicubic:
+class Bicubic(Degradation):
     """Reduced by a bicubic filter as wide as the factor demands, as torch's `interpolate(antialias=True)` does.
 
     Without the wider filter a reduction by 4 would look at a quarter of the pixels only.
@@ -72,12 +69,9 @@ class Bicubic:
         unit = torch.eye(side, dtype=torch.float64)[None, None]
         return F.interpolate(unit, (small, side), mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
-    def reading(self, side: int) -> Tensor:
-        return self.matrix(side)
-
 
 @dataclass(frozen=True)
-class Enlarged:
+class Enlarged(Degradation):
     """Raw pictures that are bicubic enlargements of small ones, whose pixels are taken to be means of blocks.
 
     For attacks that search at low resolution: the small picture that was enlarged is read back exactly, where a mean
@@ -98,14 +92,11 @@ class Enlarged:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Degradation):
     """Nothing is lost but for noise."""
 
     def matrix(self, side: int) -> Tensor:
         return torch.eye(side, dtype=torch.float64)
-
-    def reading(self, side: int) -> Tensor:
-        return self.matrix(side)
 
 
 def _reduced(side: int, factor: int) -> int:
@@ -129,13 +120,14 @@ class Spectrum:
     def of(cls, degradation: Degradation, height: int, width: int) -> Spectrum:
         """The decompositions for one size of pictures."""
         sides = (height, width)
-        rows, columns = (_decomposed(degradation.matrix(side)) for side in sides)
-        return cls(rows, columns, (degradation.reading(height), degradation.reading(width)))
+        rows, columns = (torch.linalg.svd(degradation.matrix(side), full_matrices=True) for side in sides)
+        readings = degradation.reading(height), degradation.reading(width)
+        return cls((rows[0], rows[1], rows[2].T), (columns[0], columns[1], columns[2].T), readings)
 
     @property
     def singular(self) -> Tensor:
         """The singular value of each coordinate, zero for what is lost.  # (h, w)"""
-        across, down = (_padded(s, len(v)) for _, s, v in (self.rows, self.columns))
+        across, down = (F.pad(s, (0, len(v) - len(s))) for _, s, v in (self.rows, self.columns))
         values = across[:, None] * down
         return torch.where(values < NOTHING, 0.0, values)
 
@@ -165,21 +157,12 @@ class Spectrum:
         return torch.where(singular > 0, room / singular.clamp(min=NOTHING), 0.0)
 
 
-def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    u, s, vt = torch.linalg.svd(matrix, full_matrices=True)
-    return u, s, vt.T
-
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    return F.pad(values, (0, length - len(values)))
-
-
 def _both(for_rows: Tensor, images: Tensor, for_columns: Tensor) -> Tensor:
     return for_rows.to(images) @ images @ for_columns.to(images)
 
 
 @dataclass(frozen=True)
-class Chain:
+class RestorationChain:
     """The options of the steps; eta and eta_B are those of the released code."""
 
     steps: int = 40
@@ -198,55 +181,35 @@ class Chain:
         progress: Callable[[int, int], None],
     ) -> Tensor:
         """Return images in [-1, 1] from measurements of them in [-1, 1], which hold noise of that deviation."""
-        step = _Step(self, spectrum, spectrum.measured(measurements), noise, generator)
+        ybar, eta, eta_b = spectrum.measured(measurements), self.eta, self.eta_b  # (n, c, h, w)
+        singular = spectrum.singular.to(ybar)  # (h, w)
+        # sigma_0 / s_i: the noise of ybar; endless where nothing is known.
+        blur = torch.where(singular > 0, noise / singular, torch.inf)
+
+        def fresh() -> Tensor:
+            return torch.randn(ybar.shape, generator=generator, dtype=ybar.dtype)
+
+        def start(sigma: float) -> Tensor:
+            drawn = fresh()
+            measured = ybar + (sigma**2 - blur.square()).clamp(min=0).sqrt() * drawn
+            return torch.where(blur < sigma, measured, sigma * drawn)
+
+        def moved(x: Tensor, clean: Tensor, sigma: float, after: float) -> Tensor:
+            drawn, still = fresh(), (1 - eta**2) ** 0.5 * after
+            unknown = clean + still * (x - clean) / sigma + eta * after * drawn
+            vague = unknown  # never chosen without noise: all that is known is then known exactly
+            if noise > 0:
+                vague = clean + still * ((ybar - clean) * singular / noise) + eta * after * drawn
+            spread = (after**2 - (eta_b * blur).square()).clamp(min=0).sqrt()
+            precise = (1 - eta_b) * clean + eta_b * ybar + spread * drawn
+            return torch.where(singular > 0, torch.where(blur <= after, precise, vague), unknown)
+
         way = spaced(denoiser.schedule, self.steps)
         sigmas = [float(denoiser.schedule.sigma[t]) for t in way]
-        x = step.start(sigmas[0])
+        x = start(sigmas[0])
         for i, (t, sigma, after) in enumerate(zip(way, sigmas, [*sigmas[1:], 0.0], strict=True)):
             root_abar = float(denoiser.schedule.abar[t]) ** 0.5
             clean = spectrum.coordinates(denoiser.clean(root_abar * spectrum.images(x), t))
-            x = step.moved(x, clean, sigma, after)
+            x = moved(x, clean, sigma, after)
             progress(i + 1, len(way))
         return spectrum.images(x)
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """One step for a batch of measurements, in spectral coordinates."""
-
-    chain: Chain
-    spectrum: Spectrum
-    ybar: Tensor  # (n, c, h, w)
-    noise: float
-    generator: torch.Generator
-
-    @property
-    def singular(self) -> Tensor:
-        return self.spectrum.singular.to(self.ybar)
-
-    @property
-    def blur(self) -> Tensor:
-        """sigma_0 / s_i: the noise of ybar; endless where nothing is known.  # (h, w)"""
-        return torch.where(self.singular > 0, self.noise / self.singular, torch.inf)
-
-    def start(self, sigma: float) -> Tensor:
-        fresh = self._fresh()
-        measured = self.ybar + (sigma**2 - self.blur.square()).clamp(min=0).sqrt() * fresh
-        return torch.where(self.blur < sigma, measured, sigma * fresh)
-
-    def moved(self, x: Tensor, clean: Tensor, sigma: float, after: float) -> Tensor:
-        eta, eta_b, fresh = self.chain.eta, self.chain.eta_b, self._fresh()
-        still = (1 - eta**2) ** 0.5 * after
-        unknown = clean + still * (x - clean) / sigma + eta * after * fresh
-        if self.noise > 0:
-            toward = (self.ybar - clean) * self.singular / self.noise
-            vague = clean + still * toward + eta * after * fresh
-        else:
-            vague = unknown  # never chosen: without noise all that is known is known exactly
-        spread = (after**2 - (eta_b * self.blur).square()).clamp(min=0).sqrt()
-        precise = (1 - eta_b) * clean + eta_b * self.ybar + spread * fresh
-        measured = torch.where(self.blur <= after, precise, vague)
-        return torch.where(self.singular > 0, measured, unknown)
-
-    def _fresh(self) -> Tensor:
-        return torch.randn(self.ybar.shape, generator=self.generator, dtype=self.ybar.dtype)

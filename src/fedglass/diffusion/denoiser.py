@@ -8,13 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
+
+if TYPE_CHECKING:
+    from fedglass.diffusion.autoencoders import LatentSpace
 
 # How noise is mixed into images, and what a network that is asked to take it out again may answer.
 #
@@ -157,16 +160,6 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(noisy images, their steps, their labels or None) -> an answer of the images' shape.  # (n, c, h, w), (n,), (n,)"""
 
 
-class Decoder(Protocol):
-    """Makes images of latents, where a network denoises latents."""
-
-    shape: tuple[int, int, int]
-    """Of the images."""
-    latent_shape: tuple[int, int, int]
-
-    def decode(self, latents: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Denoiser:
     """Gives the clean image that a noisy one most likely was; images are in [-1, 1]."""
@@ -178,7 +171,7 @@ class Denoiser:
     """Channels, height and width of the images that it was trained on; None where any will do."""
     clamp: bool = True
     """Whether clean images are kept in [-1, 1], which stops errors from growing over the steps."""
-    decoder: Decoder | None = None
+    decoder: LatentSpace | None = None
     """What makes images of what the network denoises; None where that is images already."""
 
     def clean(self, noisy: Tensor, step: int, labels: Tensor | None = None) -> Tensor:
@@ -247,30 +240,23 @@ class Sampler:
 # Classifier-free guidance: answers for a class, exaggerated by their difference from those for none.
 
 
-@dataclass(frozen=True, eq=False)
-class Guided:
-    """none + scale (class - none) [Ho and Salimans, 2022, Eq. 6, with scale = 1 + w]; 1 is no guidance.
+def with_guidance(network: Network, none: int, scale: float) -> Network:
+    """Return none + scale (class - none) [Ho and Salimans, 2022, Eq. 6, with scale = 1 + w]; 1 is no guidance.
 
-    Clean image, noise and v are affine in each other at a given noisy image, so it is the same whichever the network
-    answers with.
+    `none` is the label that stands for no class. Clean image, noise and v are affine in each other at a given noisy
+    image, so it is the same whichever the network answers with.
     """
+    if scale < 0:
+        raise UsageError(f"Guidance must not be negative, got {scale}.")
 
-    network: Network
-    none: int
-    """The label that stands for no class."""
-    scale: float
+    def guided(noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None or scale == 1:
+            return network(noisy, steps, labels)
+        both = torch.cat([labels, torch.full_like(labels, none)])
+        of_class, of_none = network(torch.cat([noisy, noisy]), torch.cat([steps, steps]), both).chunk(2)
+        return of_none + scale * (of_class - of_none)
 
-    def __post_init__(self) -> None:
-        if self.scale < 0:
-            raise UsageError(f"Guidance must not be negative, got {self.scale}.")
-
-    def __call__(self, noisy: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
-        if labels is None or self.scale == 1:
-            return self.network(noisy, steps, labels)
-        both = torch.cat([labels, torch.full_like(labels, self.none)])
-        answers = self.network(torch.cat([noisy, noisy]), torch.cat([steps, steps]), both)
-        of_class, of_none = answers.chunk(2)
-        return of_none + self.scale * (of_class - of_none)
+    return guided
 
 
 # A diffusion model that is told the class of what it is to make.
@@ -303,7 +289,7 @@ class ClassModel:
 
     def guided(self, scale: float) -> Denoiser:
         """The denoiser with classifier-free guidance."""
-        return replace(self.denoiser, network=Guided(self.network, self.network.classes, scale))
+        return replace(self.denoiser, network=with_guidance(self.network, self.network.classes, scale))
 
     def decode(self, denoised: Tensor) -> Tensor:
         """Return denoised pictures or latents as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""

@@ -14,9 +14,8 @@ import importlib.util
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -25,10 +24,9 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
 from fedglass.core.registry import built_in
-from fedglass.diffusion import folder as diffusers
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 
 # diffusers, an optional package, as reader of the U-Nets that others have published in its format.
 
@@ -94,28 +92,11 @@ MOST_TEXT = 1_000_000
 """Bytes of a JSON file; those of diffusers have a few hundred."""
 Shape = tuple[int, int, int]
 """Channels, height and width of the images."""
-TRAIN = "train one with `fedglass train diffusion DATA -o DIR`"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The kind of model that a folder must hold, and how to get one."""
-
-    noun: str
-    train: str
-
-
-DIFFUSION = Wanted("diffusion model", TRAIN)
-
-
-@runtime_checkable
-class Configured(Protocol):
-    """A network that tells its options, with which it is built again."""
-
-    shape: Shape
-    kind: str
-
-    def options(self) -> dict[str, Any]: ...
+TRAIN = {
+    "diffusion model": "train one with `fedglass train diffusion DATA -o DIR`",
+    "autoencoder": "train one with `fedglass train autoencoder DATA -o DIR`",
+}
+"""What to do where a folder holds no such model."""
 
 
 def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor], denoiser: Denoiser) -> None:
@@ -137,9 +118,9 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
 
 def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write a network of ours without a schedule, as an autoencoder has none."""
-    assert isinstance(network, Configured), "a network of ours tells its options"
+    ours: Any = network  # it has a `kind`, and `options()` with which it is built again
     make_folder(folder)
-    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
+    write_atomic(folder / CONFIG, json.dumps({"_class_name": ours.kind} | ours.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))
 
@@ -169,9 +150,9 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     return autoencoder
 
 
-def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
+def load_autoencoder(folder: Path, noun: str = "diffusion model") -> LatentSpace:
     """Read the autoencoder that `save_network` wrote."""
-    where = network_folder(folder, wanted)
+    where = network_folder(folder, noun)
     config = read_table(where / CONFIG)
     network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
     assert isinstance(network, LatentSpace), "all autoencoders are"
@@ -183,7 +164,8 @@ def load_autoencoder(folder: Path, wanted: Wanted = DIFFUSION) -> LatentSpace:
 def digest_of(folder: Path) -> str:
     """Names what the folder holds, so that results go by the weights and not by where they lie."""
     where = network_folder(folder)
-    return digest_of_files([where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *_of_autoencoder(folder)])
+    autoencoder = [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
+    return digest_of_files([where / CONFIG, _scheduler(folder, where), where / WEIGHTS, *autoencoder])
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:
@@ -203,29 +185,24 @@ def check_unchanged(what: str, digest: str, expected: str) -> None:
         )
 
 
-def _of_autoencoder(folder: Path) -> list[Path]:
-    """The files of the autoencoder in whose latent space the model works, where there is one."""
-    return [path for name in (CONFIG, WEIGHTS) if (path := folder / AUTOENCODER / name).is_file()]
-
-
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
     """Refuse a model of other images than these."""
     if denoiser.shape is not None and denoiser.shape != shape:
         model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
         raise UsageError(
             f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are "
-            f"{image_size}: {TRAIN}."
+            f"{image_size}: {TRAIN['diffusion model']}."
         )
 
 
-def network_folder(folder: Path, wanted: Wanted = DIFFUSION) -> Path:
+def network_folder(folder: Path, noun: str = "diffusion model") -> Path:
     """Return the folder of config and weights inside a folder; one without them is refused."""
     if not folder.is_dir():
-        raise UsageError(f"The {wanted.noun} {str(folder)!r} is not a folder: name one, or {wanted.train}.")
+        raise UsageError(f"The {noun} {str(folder)!r} is not a folder: name one, or {TRAIN[noun]}.")
     where = folder / "unet" if (folder / "unet").is_dir() else folder
     for name in (CONFIG, WEIGHTS):
         if not (where / name).is_file():
-            raise UsageError(f"The folder {str(folder)!r} holds no {wanted.noun} ({name} is missing): {wanted.train}.")
+            raise UsageError(f"The folder {str(folder)!r} holds no {noun} ({name} is missing): {TRAIN[noun]}.")
     return where
 
 
@@ -258,19 +235,13 @@ def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tu
     options = {key: value for key, value in config.items() if not key.startswith("_")}
     with torch.device("meta"):
         try:
-            network: nn.Module = networks[name].value(**options)
+            network = networks[name].value(**options)
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
             raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
-    _check_size(network_parameters(network), where)
+    _check_size(sum(tensor.numel() for tensor in network.state_dict().values()), where)
     network = network.to_empty(device="cpu")
     load_weights(network, str(where / WEIGHTS))
-    assert isinstance(network, Configured), "a network of ours tells its options"
     return network, network.shape
-
-
-def network_parameters(network: nn.Module) -> int:
-    """Return how many numbers its weights file holds."""
-    return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
 def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
@@ -283,9 +254,9 @@ def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
         raise ModelError(f"The UNet2DModel in {where} wants the class of every image: take an unconditional one.")
     if "quantization_config" in config:
         raise ModelError(f"The UNet2DModel in {where} is quantised: take one of plain weights.")
-    _check_size(diffusers.unet_parameters(config), where)
+    _check_size(unet_parameters(config), where)
     shape: Shape = channels, height, width
-    return Borrowed(diffusers.read_unet(where), shape), shape
+    return Borrowed(read_unet(where), shape), shape
 
 
 class Borrowed(nn.Module):

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.core.resumable import NoProgress, Progress, finite_loss, resume, run_training, write_state
+from fedglass.core.resumable import TrainingProgress, finite_loss, resume, run_training, write_state
 from fedglass.core.rng import stream
 from fedglass.diffusion.denoiser import Prediction, Schedule, drawn_steps
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer, some_tokens
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, some_tokens
 
 WARM_UP = 50
 """Steps over which the rate grows to its full size."""
@@ -124,10 +124,10 @@ class ImageModelTraining:
         self.averaged = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=self.options.lr, betas=(0.9, 0.99))
 
-    def run(self, progress: Progress | None = None) -> ImageModelTraining:
+    def run(self, progress: TrainingProgress | None = None) -> ImageModelTraining:
         """Train on until the steps or the minutes are over."""
         self.network.train()
-        run_training(self, progress or NoProgress())
+        run_training(self, progress)
         self.network.eval()
         self.save()
         return self
@@ -207,43 +207,34 @@ def _rows(count: int, options: TrainingOptions, step: int) -> Tensor:
     """The positions of a step's images; an epoch passes over all of them, and a batch may reach into the next."""
     first = step * options.batch_size
     places = range(first, first + options.batch_size)
-    orders = {epoch: _order(count, options.seed, epoch) for epoch in {place // count for place in places}}
+    epochs = {place // count for place in places}
+    orders = {e: torch.randperm(count, generator=stream(options.seed, "epoch", e)) for e in epochs}
     return torch.stack([orders[place // count][place % count] for place in places])
-
-
-def _order(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=stream(seed, "epoch", epoch))
 
 
 # What the masked diffusion transformer is taught: to denoise with all patches seen, and with some of them hidden.
 
 
-@dataclass(frozen=True)
-class MaskedLoss:
-    """The sum of the squared errors with nothing hidden and with a share of the patches hidden [Gao et al., 2023].
+def masked_loss(hidden: float = 0.3, unlabelled: float = 0.1) -> Loss:
+    """Return the sum of the squared errors with nothing hidden and with a share of the patches hidden.
 
-    Some examples are shown without their class, so that the network can be guided by the difference of its answers
-    with and without one [Ho and Salimans, 2022].
+    Some examples are shown without their class [Gao et al., 2023], so that the network can be guided by the difference
+    of its answers with and without one [Ho and Salimans, 2022].
     """
+    if not 0 <= hidden < 1 or not 0 <= unlabelled <= 1:
+        raise UsageError(
+            f"The hidden share must be in [0, 1) and the unlabelled one in [0, 1], got {hidden} and {unlabelled}."
+        )
 
-    hidden: float = 0.3
-    unlabelled: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hidden < 1 or not 0 <= self.unlabelled <= 1:
-            raise UsageError(
-                f"The hidden share must be in [0, 1) and the unlabelled one in [0, 1], got {self.hidden} and "
-                f"{self.unlabelled}."
-            )
-
-    def __call__(self, network: nn.Module, batch: Batch) -> Tensor:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(network, MaskedDiffusionTransformer), "the loss of one kind of network"
-        labels = None if batch.labels is None else self._shown(batch.labels, network.classes, batch.generator)
-        visible = some_tokens(len(batch.noisy), network.tokens, self.hidden, batch.generator).to(batch.noisy.device)
+        labels = batch.labels
+        if labels is not None:
+            nameless = torch.rand(len(labels), generator=batch.generator) < unlabelled
+            labels = labels.masked_fill(nameless.to(labels.device), network.classes)
+        visible = some_tokens(len(batch.noisy), network.tokens, hidden, batch.generator).to(batch.noisy.device)
         unmasked: Tensor = network(batch.noisy, batch.steps, labels)
         masked: Tensor = network(batch.noisy, batch.steps, labels, visible)
         return (unmasked - batch.target).square().mean() + (masked - batch.target).square().mean()
 
-    def _shown(self, labels: Tensor, none: int, generator: torch.Generator) -> Tensor:
-        hidden = torch.rand(len(labels), generator=generator) < self.unlabelled
-        return labels.masked_fill(hidden.to(labels.device), none)
+    return loss

@@ -1,4 +1,7 @@
-"""Executors run the cases of an audit: their contract, the one that stays in this process, and jobs as bytes."""
+"""Executors run the cases of an audit: their contract, the one that stays in this process, and jobs as bytes.
+
+Simulated clients train in the same workers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -18,6 +22,8 @@ from torch import Tensor
 from fedglass.attack.parts import Progress
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.execution.machine import one_thread
+from fedglass.federation.client import Client, TrainClients, TrainRequest, train_sequentially
+from fedglass.federation.transcript import Message
 
 FAILURES = (FedglassError, RuntimeError, MemoryError)
 """Errors that fail one case without ending the audit; anything else is a fault of fedglass."""
@@ -63,6 +69,12 @@ class Callbacks(Generic[Job]):
     moved: Callable[[Job, int, int], None]
 
 
+JobWork = Callable[[Job, Progress], Result]
+"""A function of a module that turns a job into its result; workers find it by its name."""
+Results = Iterator[tuple[Job, Result | FailedJob]]
+"""Each job with its result, in the order in which the jobs end."""
+
+
 class Executor(Protocol):
     """Runs a function on jobs, somewhere. Every executor keeps these rules:
 
@@ -84,9 +96,7 @@ class Executor(Protocol):
       closing is how Ctrl-C ends an audit.
     """
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         ...
 
@@ -100,18 +110,14 @@ class PooledExecutor(Executor, Protocol):
         ...
 
 
-@runtime_checkable
-class ReusableExecutor(Protocol):
-    """An executor that can keep its workers from one run to the next, for many runs of short jobs."""
-
-    def persistent(self) -> AbstractContextManager[PooledExecutor]:
-        """Return the same executor with workers that end with the context and start when they are first needed."""
-        ...
-
-
 def persistent(executor: Executor) -> AbstractContextManager[Executor]:
-    """Return the executor with workers that stay for the context, where it can keep them."""
-    return executor.persistent() if isinstance(executor, ReusableExecutor) else nullcontext(executor)
+    """Return the executor with workers that stay for the context, from one run to the next.
+
+    An executor that can keep its workers has a method `persistent()`, which returns a context of a `PooledExecutor`:
+    its workers start when they are first needed and end with the context. Any other executor is returned as it is.
+    """
+    keep: Callable[[], AbstractContextManager[Executor]] | None = getattr(executor, "persistent", None)
+    return nullcontext(executor) if keep is None else keep()
 
 
 def throttled(say: Callable[[int, int], None]) -> Progress:
@@ -132,9 +138,7 @@ def throttled(say: Callable[[int, int], None]) -> Progress:
 class InProcess:
     """Runs the jobs in this process, one after another. A job that kills its process ends the run."""
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the given order."""
         for job in jobs:
             callbacks.started(job)
@@ -193,3 +197,61 @@ def _tensor(raw: bytes, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     flat = tensor.view(-1).numpy()
     flat[:] = np.frombuffer(raw, dtype=flat.dtype)
     return tensor
+
+
+# The training of simulated clients in the workers that also run the cases of an audit.
+
+
+GROUPS_PER_WORKER = 2
+"""Groups of clients for each worker: several, since some clients train longer than others."""
+
+ClientGroup = tuple[Sequence[Client], TrainRequest]
+"""Clients that train in one process: the model is sent once for all of them."""
+NO_CALLBACKS: Callbacks[ClientGroup] = Callbacks(lambda group: None, lambda group, done, total: None)
+
+
+def client_trainer(executor: Executor) -> TrainClients:
+    """Return a function that trains clients: in the workers of a pool, else here (a queue is longer than a round)."""
+    return partial(train_in_workers, executor) if isinstance(executor, PooledExecutor) else train_sequentially
+
+
+def train_in_workers(executor: PooledExecutor, clients: Sequence[Client], call: TrainRequest) -> list[Message]:
+    """Train clients in the workers of an executor, and in this process where no worker could.
+
+    That covers parts that cannot be sent, workers that were killed, and clients that fail: their error is then raised
+    here, as it is without workers.
+    """
+    groups = [(members, call) for members in _split(clients, GROUPS_PER_WORKER * executor.slots())]
+    if len(groups) <= 1:
+        return train_sequentially(clients, call)
+    messages_by_group: dict[int, list[Message]] = {}
+    try:
+        for group, messages in executor.run(train_group, groups, NO_CALLBACKS):
+            if messages is not None and not isinstance(messages, FailedJob):
+                messages_by_group[id(group)] = messages
+    except UnsendableJob:
+        return train_sequentially(clients, call)
+    return [message for group in groups for message in (messages_by_group.get(id(group)) or train_sequentially(*group))]
+
+
+def train_group(group: ClientGroup, progress: Progress) -> list[Message] | None:
+    """Return the messages of these clients, or None if one of them fails."""
+    try:
+        return train_sequentially(*group)
+    except FAILURES:
+        return None
+
+
+def _split(clients: Sequence[Client], groups: int) -> list[list[Client]]:
+    """Split the clients, in their order, into groups of nearly equal size, none of them empty."""
+    count = min(groups, len(clients))
+    bounds = pairwise(round(i * len(clients) / count) for i in range(count + 1))
+    compact = list(map(_without_views, clients))
+    return [compact[first:last] for first, last in bounds]
+
+
+def _without_views(client: Client) -> Client:
+    """Return the client with examples of their own memory: a view would be sent with all of its larger tensor."""
+    if all(t.untyped_storage().nbytes() == t.nbytes for t in (client.images, client.labels)):
+        return client
+    return replace(client, images=client.images.clone(), labels=client.labels.clone())

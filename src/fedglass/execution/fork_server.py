@@ -1,4 +1,7 @@
-"""The start of worker processes. No torch is imported here, so that `start_fork_server` can be called first of all."""
+"""The start of worker processes, their environment variables, and the cores that they may use.
+
+No torch is imported here, so that `start_fork_server` can be called first of all.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker, spawn
 from typing import TYPE_CHECKING
 
-from fedglass.core.environment import environment
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,3 +72,30 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables for this process and those that it starts, until the context ends.
+
+    >>> with environment({"FEDGLASS_MOOD": "calm"}):
+    ...     os.environ["FEDGLASS_MOOD"]
+    'calm'
+    >>> "FEDGLASS_MOOD" in os.environ
+    False
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

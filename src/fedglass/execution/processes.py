@@ -27,8 +27,10 @@ from fedglass.execution.executor import (
     FailedJob,
     InProcess,
     Job,
+    JobWork,
     PooledExecutor,
     Result,
+    Results,
     from_bytes,
     throttled,
     to_bytes,
@@ -61,9 +63,7 @@ class Processes:
         if self.workers > 1:
             refuse_while_loading()
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         with self.persistent() as pool:
             yield from pool.run(work, jobs, callbacks)
@@ -88,9 +88,7 @@ class _Pool:
     def slots(self) -> int:
         return self.limit
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         count, waiting = min(self.limit, len(jobs)), deque(jobs)
         if count <= 1:

@@ -20,17 +20,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.attack.parts import Progress
-from fedglass.core.environment import cores, environment
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, FailedJob, Job, Result
-from fedglass.execution.remote import Cluster, ClusterExecutor, TaskFailed, WorkerLost, last_line
+from fedglass.execution.executor import Callbacks, Job, JobWork, Result, Results
+from fedglass.execution.fork_server import cores, environment
+from fedglass.execution.remote import ClusterExecutor, TaskFailed, WorkerLost, last_line
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -250,18 +248,13 @@ class OnRay:
                 "The executor ray needs the package ray, which is not installed: pip install fedglass[ray]."
             )
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         with self.persistent() as executor:
             yield from executor.run(work, jobs, callbacks)
 
     def persistent(self) -> ClusterExecutor:
         """Return an executor that the first run with jobs connects, until the context ends."""
-        return ClusterExecutor(self._cluster)
-
-    def _cluster(self) -> AbstractContextManager[Cluster]:
         if self.address:
-            return joined_cluster(self.address, self.workers, self.gpus, self.patience)
-        return own_cluster(self.workers or cores(), self.gpus)
+            return ClusterExecutor(lambda: joined_cluster(self.address, self.workers, self.gpus, self.patience))
+        return ClusterExecutor(lambda: own_cluster(self.workers or cores(), self.gpus))

@@ -7,9 +7,8 @@ import hashlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from fedglass import __version__
 from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
-from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, from_bytes, to_bytes
+from fedglass.execution.executor import Callbacks, FailedJob, Job, JobWork, Result, Results, from_bytes, to_bytes
 
 
 class WorkerLost(Exception):
@@ -64,40 +63,36 @@ ENVIRONMENT_PREFIX = "FEDGLASS_"
 """Environment variables with names that begin so are passed to workers on other machines."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A job on its way, and the settings that its worker needs before it unpacks the job."""
+Task = tuple[bytes, Sequence[str], str, Mapping[str, str], Mapping[str, str]]
+"""A job on its way, and the settings that its worker needs before it unpacks the job.
 
-    job: bytes
-    path: Sequence[str]
-    """Folders of modules, searched after those of the worker."""
-    folder: str
-    """The current folder, for relative file names, where the worker has that folder."""
-    environment: Mapping[str, str]
-    versions: Mapping[str, str]
+They are the folders of modules, searched after those of the worker; the current folder, for relative file names, where
+the worker has that folder; environment variables; and versions.
+"""
 
 
 def run_task(task: Task) -> bytes | str:
     """Run a task in the process of a worker; return the result as bytes, or the reason that it cannot be run there."""
-    if task.versions != _versions():
-        return f"a worker has {_versions_text(_versions())}, this process {_versions_text(task.versions)}"
-    sys.path += [place for place in task.path if place not in sys.path]
+    raw, path, folder, environment, versions = task
+    if versions != _versions():
+        return f"a worker has {_versions_text(_versions())}, this process {_versions_text(versions)}"
+    sys.path += [place for place in path if place not in sys.path]
     with contextlib.suppress(OSError):
-        os.chdir(task.folder)
+        os.chdir(folder)
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
         del os.environ[name]
-    os.environ.update(task.environment)
+    os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        work, job = from_bytes(task.job)
+        work, job = from_bytes(raw)
     except (ImportError, AttributeError) as error:
         return f"a worker cannot load the case ({error})"
     return to_bytes(work(job, no_progress))
 
 
 def run_on_cluster(
-    cluster: Cluster, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-) -> Iterator[tuple[Job, Result | FailedJob]]:
+    cluster: Cluster, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
+) -> Results[Job, Result]:
     """Yield each job with its result, in the order in which the jobs end."""
     waiting = deque((job, 0) for job in jobs)  # each with the number of workers that were lost with it
     running: dict[Any, tuple[Job, int]] = {}
@@ -107,8 +102,7 @@ def run_on_cluster(
             job, crashes = waiting.popleft()
             if not crashes:
                 callbacks.started(job)
-            task = _task(work, job)
-            running[cluster.submit(run_task, task, _key(work, job, task))] = job, crashes
+            running[cluster.submit(run_task, *_task(work, job))] = job, crashes
 
     try:
         send()
@@ -149,10 +143,14 @@ def _result(cluster: Cluster, handle: Any) -> Any:
     return from_bytes(answer)
 
 
-def _task(work: Callable[[Job, Progress], Any], job: Job) -> Task:
+def _task(work: Callable[[Job, Progress], Any], job: Job) -> tuple[Task, str]:
+    """Return the task of a job, and a digest of what decides its result: the key of the job if it has one, else all."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
-    folder = os.getcwd()
-    return Task(to_bytes((work, job)), [place or folder for place in sys.path], folder, variables, _versions())
+    folder, versions, raw = os.getcwd(), _versions(), to_bytes((work, job))
+    key = getattr(job, "key", None)
+    content = key if isinstance(key, str) else hashlib.sha256(raw).hexdigest()
+    name = digest(work.__module__, work.__qualname__, _versions_text(versions), content)[:32]
+    return (raw, [place or folder for place in sys.path], folder, variables, versions), name
 
 
 def _versions() -> dict[str, str]:
@@ -162,13 +160,6 @@ def _versions() -> dict[str, str]:
 
 def _versions_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _key(work: Callable[[Job, Progress], Any], job: Job, task: Task) -> str:
-    """Return a digest of what decides the result of a job: the key of the job where it has one, else all of it."""
-    key = getattr(job, "key", None)
-    content = key if isinstance(key, str) else hashlib.sha256(task.job).hexdigest()
-    return digest(work.__module__, work.__qualname__, _versions_text(task.versions), content)[:32]
 
 
 class ClusterExecutor(ExitStack):
@@ -186,9 +177,7 @@ class ClusterExecutor(ExitStack):
         """Return how many jobs run at a time."""
         return self.cluster.slots()
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before the cluster is asked

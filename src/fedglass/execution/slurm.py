@@ -15,16 +15,15 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedglass.attack.parts import Progress
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, FailedJob, Job, Result, to_bytes
+from fedglass.execution.executor import Callbacks, Job, JobWork, Result, Results, to_bytes
 from fedglass.execution.remote import TaskFailed, WorkerLost, last_line, run_on_cluster
 
 POLL_SECONDS = 0.2
@@ -165,20 +164,15 @@ class OnSlurm:
                 "another executor."
             )
 
-    def run(
-        self, work: Callable[[Job, Progress], Result], jobs: Sequence[Job], callbacks: Callbacks[Job]
-    ) -> Iterator[tuple[Job, Result | FailedJob]]:
+    def run(self, work: JobWork[Job, Result], jobs: Sequence[Job], callbacks: Callbacks[Job]) -> Results[Job, Result]:
         """Yield each job with its result, in the order in which the jobs end."""
         if jobs:
             to_bytes((work, jobs[0]))  # a job that cannot be sent is refused before anything is submitted
-            root = self._root()
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedglass" / "slurm"
+            root = Path(self.folder).expanduser().resolve() if self.folder else cache
             _make_private(root)
             logging.getLogger("submitit").setLevel(logging.ERROR)
             yield from run_on_cluster(SubmititCluster(self, root), work, jobs, callbacks)
-
-    def _root(self) -> Path:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(self.folder).expanduser().resolve() if self.folder else Path(cache) / "fedglass" / "slurm"
 
     def parameters(self) -> dict[str, object]:
         """Return the options under the names of submitit."""

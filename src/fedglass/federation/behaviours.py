@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,13 +51,11 @@ class Behaviour(Protocol):
         return ""
 
 
-@runtime_checkable
-class HasDataCheck(Protocol):
-    """A behaviour that can refuse images and classes before anything runs."""
-
-    def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Raise an error if the behaviour does not work with images of that shape, or with so many classes."""
-        ...
+def check_data(behaviour: Behaviour, shape: tuple[int, int, int], classes: int) -> None:
+    """Raise an error if a behaviour that has a method `check` does not work with such images and classes."""
+    check = getattr(behaviour, "check", None)
+    if check is not None:
+        check(shape, classes)
 
 
 @register("behaviours", "honest", summary="trains on its examples and sends what comes out")
@@ -84,8 +82,7 @@ class PerRound:
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
         for behaviour in self.behaviours:
-            if isinstance(behaviour, HasDataCheck):
-                behaviour.check(shape, classes)
+            check_data(behaviour, shape, classes)
 
     def at(self, index: int) -> Behaviour:
         """Return the behaviour in that round, counted from 0."""
@@ -128,8 +125,7 @@ class RejoinAfterRejection:
         return self.behaviour.update(turn, trained)
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        if isinstance(self.behaviour, HasDataCheck):
-            self.behaviour.check(shape, classes)
+        check_data(self.behaviour, shape, classes)
 
     def describe(self) -> str:
         """Describe the behaviour, and when the client rejoins.

@@ -86,16 +86,16 @@ def train_client(client: Client, request: TrainRequest) -> Message:
     batches = local_batches(client, training, request.seed, request.round)
     inputs = request.whitening.whiten(images)
     start = [request.before[name] for name in network.names]
-    statistics = RunningStatistics(request, training)
+    buffers, add_step = running_statistics(request, training)
     for at, batch in zip_longest(
         path(network, start, inputs, labels, batches, training, client.gradient, noise), batches
     ):
         if batch is not None:
-            statistics.add_step(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
+            add_step(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
     trained = dict(zip(network.names, (w.detach() for w in at.weights), strict=True))
     update = client.behaviour.update(turn, {name: trained[name] - request.before[name] for name in network.names})
     sent = client.release.release(Outgoing(update, release, request.round, request.before))
-    return Message(client.name, sent, statistics.buffers)
+    return Message(client.name, sent, buffers)
 
 
 TrainClients = Callable[[Sequence[Client], TrainRequest], Sequence[Message]]
@@ -112,24 +112,21 @@ def local_batches(client: Client, training: Training, seed: int, index: int) -> 
     return list(schedule(training, len(client.labels), stream(seed, "batches", client.name, index)))
 
 
-class RunningStatistics:
-    """The running statistics of normalisation layers, which training with batch statistics changes at each step.
+def running_statistics(request: TrainRequest, training: Training) -> tuple[Params, Callable[[Params, Tensor], None]]:
+    """Return the running statistics of normalisation layers, and a function that updates them with one local step.
 
-    They do not influence the update, so that each step updates them in a separate forward pass.
+    Training with batch statistics changes them at each step. They do not influence the update, so that the function,
+    which takes the weights before the step and its inputs, runs a separate forward pass.
     """
+    if training.batch_norm is BatchNorm.FROZEN or not request.buffers:
+        return request.buffers, lambda weights, inputs: None
+    buffers = {name: tensor.clone() for name, tensor in request.buffers.items()}
+    model = copy.deepcopy(request.model).eval()
+    for layer in model.modules():
+        layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
 
-    def __init__(self, request: TrainRequest, training: Training) -> None:
-        self.buffers = request.buffers
-        self._model: nn.Module | None = None
-        if training.batch_norm is BatchNorm.FROZEN or not request.buffers:
-            return
-        self.buffers = {name: tensor.clone() for name, tensor in request.buffers.items()}
-        self._model = copy.deepcopy(request.model).eval()
-        for layer in self._model.modules():
-            layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
+    def add_step(weights: Params, inputs: Tensor) -> None:
+        with torch.no_grad():
+            functional_call(model, {**weights, **buffers}, (inputs,))
 
-    def add_step(self, weights: Params, inputs: Tensor) -> None:
-        """Update the statistics with a step on these inputs that starts from these weights."""
-        if self._model is not None:
-            with torch.no_grad():
-                functional_call(self._model, {**weights, **self.buffers}, (inputs,))
+    return buffers, add_step

@@ -14,7 +14,7 @@ from fedglass.core.identity import digest, identity_text, of_model, of_tensor
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, add, buffers_of, flatten, subtract, unflatten, weights_of
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.federation.behaviours import HasDataCheck, ServerNames
+from fedglass.federation.behaviours import ServerNames, check_data
 from fedglass.federation.client import (
     Client,
     TrainClients,
@@ -26,7 +26,7 @@ from fedglass.federation.client import (
 from fedglass.federation.transcript import Message, Participant, ParticipantsByRound, Round, Terms, Transcript
 from fedglass.federation.truth import Examples, Truth, Truths
 from fedglass.federation.views import Knows, View
-from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, Limited, State, WeightedMean
+from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, Aggregator, State, WeightedMean
 
 
 @dataclass(eq=False)
@@ -69,9 +69,15 @@ class Server:
             stream(self.seed, "rule", index),
             None if reference is None else self._change(reference),
         )
-        aggregated = self._aggregated(rows if bool(sound.all()) else rows[sound], context)
+        if senders:
+            aggregated = self.rule.aggregate(rows if bool(sound.all()) else rows[sound], context, self.state)
+        else:
+            aggregated = Aggregated(torch.zeros_like(rows[0]), torch.zeros(0, dtype=torch.bool), self.state)
         self.state, self.previous = aggregated.state, aggregated.step
-        step, drift = _split(aggregated.step, weights, _floating(buffers))
+        statistics = _floating(buffers)
+        tensors = unflatten(aggregated.step, {**weights, **statistics})
+        # The vector has the widest type of its tensors.
+        step, drift = ({name: tensors[name].to(t) for name, t in part.items()} for part in (weights, statistics))
         names = {p.name for p, passed in zip(senders, aggregated.accepted.tolist(), strict=True) if passed}
         accepted = [message for message in messages if message.client in names]
         counters = (accepted or list(messages))[0].buffers
@@ -85,12 +91,6 @@ class Server:
         update = {name: message.update[name] for name in self.weights}
         return _row(update, subtract(_floating(message.buffers), _floating(self.buffers)))
 
-    def _aggregated(self, rows: Tensor, context: AggregationContext) -> Aggregated:
-        if not len(rows):
-            assert context.before is not None, "the server has a model"
-            return Aggregated(torch.zeros_like(context.before), torch.zeros(0, dtype=torch.bool), self.state)
-        return self.rule.aggregate(rows, context, self.state)
-
 
 def _floating(buffers: Params) -> dict[str, Tensor]:
     """Return the buffers that can be averaged: running statistics, not counters."""
@@ -100,14 +100,6 @@ def _floating(buffers: Params) -> dict[str, Tensor]:
 def _row(weights: Params, buffers: Params) -> Tensor:
     """Return weights and running statistics as one vector.  # (d,)"""
     return flatten({**weights, **_floating(buffers)})
-
-
-def _split(row: Tensor, weights: Params, buffers: Params) -> tuple[Params, Params]:
-    """Split a vector of `_row` into weights and running statistics again."""
-    tensors = unflatten(row, {**weights, **buffers})
-    # A row has the widest of its types.
-    step, drift = ({name: tensors[name].to(like) for name, like in part.items()} for part in (weights, buffers))
-    return step, drift
 
 
 ROLES = "gradient", "release", "behaviour", "training"
@@ -142,8 +134,9 @@ class Federation:
             raise UsageError(f"Clients need different names, got {names}.")
         for client in self.clients if self.server is None else (*self.clients, self.server):
             self._check(client)
-        if isinstance(self.aggregator, Limited):
-            self.aggregator.check(self._count, self.server is not None)
+        check = getattr(self.aggregator, "check", None)
+        if check is not None:
+            check(self._count, self.server is not None)
 
     def _check(self, client: Client) -> None:
         shape = tuple(self.clients[0].images.shape[1:])
@@ -163,8 +156,7 @@ class Federation:
                 f"Client {client.name!r} has label {int(outside[0])}, expected 0 to {self.classes - 1}: "
                 "correct the label or raise the number of classes."
             )
-        if isinstance(client.behaviour, HasDataCheck):
-            client.behaviour.check(self.shape, self.classes)
+        check_data(client.behaviour, self.shape, self.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:

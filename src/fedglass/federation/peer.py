@@ -55,7 +55,7 @@ class PeerView:
         )
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
-        return ViewLabel("peer", f"peer {self.client if naming.clients is None else naming.client(self.client)}")
+        return "peer", f"peer {self.client if naming.clients is None else naming.client(self.client)}"
 
 
 def _accepted(name: str, round_: Round) -> tuple[tuple[Participant, ...], tuple[Participant, ...]]:

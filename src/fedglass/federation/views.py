@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -26,7 +25,7 @@ from fedglass.federation.transcript import (
     shared_untrained,
     without_untrained,
 )
-from fedglass.federation.truth import Truth, Truths
+from fedglass.federation.truth import Truths
 
 T = TypeVar("T")
 Standpoint = Literal["server", "aggregate", "peer"]
@@ -114,19 +113,14 @@ class View(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ViewLabel:
-    """A view's short name for tables and charts, where `describe` would be too long."""
-
-    standpoint: Standpoint
-    name: str
+ViewLabel = tuple[Standpoint, str]
+"""A view's standpoint, and its short name for tables and charts, where `describe` would be too long."""
 
 
-@runtime_checkable
-class HasLabel(Protocol):
-    """A view with a short name; other views are called by their description."""
-
-    def label(self, naming: Naming = COUNTED) -> ViewLabel: ...
+def label_of(view: View, *naming: Naming) -> ViewLabel | None:
+    """Return the label of a view that has a method `label`; other views are called by their description."""
+    label: Callable[..., ViewLabel] | None = getattr(view, "label", None)
+    return None if label is None else label(*naming)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +163,11 @@ class ViewBuilder:
         exact = counted and not self.acceptance_unknown
         # If the count is unknown, the adversary knows its own examples and that there is at least one other.
         least = 1 + (0 if own is None else len(own.labels))
+        labels = batch_labels = None
+        if knows.labels and truths is not None:  # of each client, in no particular order
+            labels = torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
+        if knows.batch_labels and truths is not None and len(sizes) == 1:  # in an aggregate they belong to no batch
+            batch_labels = truths.batch_labels.get((self.round, self.participants[0].name))
         return Knowledge(
             shape=terms.shape,
             classes=terms.classes,
@@ -179,19 +178,11 @@ class ViewBuilder:
             lr=_common(rates) if long and knows.lr else None,
             clients=len(sizes) if exact else 1,
             sizes=sizes if exact else None,
-            labels=self._labels(truths) if knows.labels and truths is not None else None,
-            batch_labels=self._batch_labels(truths) if knows.batch_labels and truths is not None else None,
+            labels=labels,
+            batch_labels=batch_labels,
             counted=exact,
             present=sizes if counted and self.acceptance_unknown else None,
         )
-
-    def _labels(self, truths: Truths) -> Tensor:
-        """Return each client's labels in no particular order."""
-        return torch.cat([truths.of(p.name, self.round).labels.sort().values for p in self.participants])
-
-    def _batch_labels(self, truths: Truths) -> tuple[tuple[int, ...], ...] | None:
-        """Return the labels of each batch of a single client; in an aggregate they belong to no batch."""
-        return truths.batch_labels.get((self.round, self.participants[0].name)) if len(self.participants) == 1 else None
 
 
 def check_common_model(round_: Round, index: int, clients: Sequence[str]) -> None:
@@ -246,7 +237,7 @@ class ServerView:
         return f"the server sees the update of {naming.client(self.client)} in round {naming.round(self.round)}"
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
-        return ViewLabel("server", f"server, {naming.client(self.client)}")
+        return "server", f"server, {naming.client(self.client)}"
 
 
 # A server behind secure aggregation.
@@ -278,7 +269,7 @@ class AggregateView:
         return f"the server sees only the clients' aggregate of round {naming.round(self.round)} (secure aggregation)"
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
-        return ViewLabel("aggregate", "aggregate")
+        return "aggregate", "aggregate"
 
 
 # Several rounds of the same client, or of the same clients, looked at together.
@@ -328,8 +319,8 @@ class Together:
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
         first = self.ordered[0]
-        short = first.label(naming) if isinstance(first, HasLabel) else ViewLabel("server", first.describe(naming))
-        return ViewLabel(short.standpoint, f"{short.name}, {len(self.views)} rounds together")
+        standpoint, name = label_of(first, naming) or ("server", first.describe(naming))
+        return standpoint, f"{name}, {len(self.views)} rounds together"
 
 
 def _check_same(first: ViewResult, other: ViewResult, earliest: View, later: View, truths: Truths | None) -> None:
@@ -342,15 +333,9 @@ def _check_same(first: ViewResult, other: ViewResult, earliest: View, later: Vie
     same = first.clients == other.clients and first.observation.knows.sizes == other.observation.knows.sizes
     if same and truths is not None:
         one, two = (truths.truth_of(s.clients, v.rounds()[-1]) for s, v in ((first, earliest), (other, later)))
-        same = _equal(one, two)
+        same = torch.equal(one.images, two.images) and torch.equal(one.labels, two.labels)
     if not same:
         raise UsageError(
             f"Rounds {earliest.rounds()[-1]} and {later.rounds()[-1]} cannot be attacked together: they have "
             "different clients or different examples. Choose rounds in which the same client trained on the same data."
         )
-
-
-def _equal(one: Truth, two: Truth) -> bool:
-    if one.images.shape != two.images.shape:
-        return False
-    return bool(torch.equal(one.images, two.images)) and bool(torch.equal(one.labels, two.labels))

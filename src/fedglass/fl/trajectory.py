@@ -99,13 +99,8 @@ class _Simulate(torch.autograd.Function):
         return None, to_images, to_targets
 
 
-@dataclass(frozen=True, eq=False)
-class _StepTaken:
-    """A step of the trajectory: its waypoint, and the gradient that it moved along."""
-
-    at: Waypoint
-    step: Step
-    gradient: Sequence[Tensor]
+StepTaken = tuple[Waypoint, Step, Sequence[Tensor]]
+"""A step of the trajectory: where it began, the step, and the gradient that it moved along."""
 
 
 @dataclass(eq=False)
@@ -116,7 +111,7 @@ class _Run:
     images: Tensor
     targets: Tensor
     waypoints: dict[int, Waypoint] = field(default_factory=dict)
-    graphs: dict[int, _StepTaken] = field(default_factory=dict)
+    graphs: dict[int, StepTaken] = field(default_factory=dict)
 
     def forward(self) -> Sequence[Tensor]:
         """Return the weights at the end; fill `waypoints` and `graphs` on the way."""
@@ -127,7 +122,7 @@ class _Run:
                 self.graphs[t] = taken
             elif t % self.trajectory.memory.every == 0:
                 self.waypoints[t] = at
-            at = advance(self.trajectory.training, at, taken.gradient)
+            at = advance(self.trajectory.training, at, taken[2])
         return at.weights
 
     def backward(self, last: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -136,27 +131,27 @@ class _Run:
         to_targets = torch.zeros_like(self.targets) if self.targets.is_floating_point() else None
         optimiser, lr = self.trajectory.training.optimiser, self.trajectory.training.lr
         adjoint = Adjoint(last, optimiser.init(last).slots)  # no loss depends on the last state
-        for t, taken in self._taken_backward():
-            pulled = optimiser.pull_back(Move(taken.at.weights, taken.gradient, taken.at.state, lr), adjoint)
-            derivatives = _through(taken, pulled.gradient)
-            n = len(taken.at.weights)
+        for t, (at, step, gradient) in self._taken_backward():
+            before, to_gradient, scale = optimiser.pull_back(Move(at.weights, gradient, at.state, lr), adjoint)
+            derivatives = _through(step, gradient, to_gradient)
+            n = len(at.weights)
             batch = self.trajectory.batches[t]
-            _add(to_images[batch.epoch % len(to_images)], batch.rows, derivatives[n], pulled.scale)
+            _add(to_images[batch.epoch % len(to_images)], batch.rows, derivatives[n], scale)
             if to_targets is not None:
-                _add(to_targets, batch.rows, derivatives[n + 1], pulled.scale)
+                _add(to_targets, batch.rows, derivatives[n + 1], scale)
             weights = [
-                a if h is None else torch.add(a, h, alpha=pulled.scale)
-                for a, h in zip(pulled.before.weights, derivatives, strict=False)
+                a if h is None else torch.add(a, h, alpha=scale)
+                for a, h in zip(before.weights, derivatives, strict=False)
             ]
-            adjoint = Adjoint(weights, pulled.before.slots)
+            adjoint = Adjoint(weights, before.slots)
         return to_images, to_targets
 
-    def _take(self, t: int, at: Waypoint, second: bool) -> _StepTaken:
+    def _take(self, t: int, at: Waypoint, second: bool) -> StepTaken:
         step = self.trajectory.step(t, at.weights, self.images, self.targets, second)
         with torch.enable_grad():
-            return _StepTaken(at, step, local_gradient(self.trajectory.rule, step, self.trajectory.training.clip))
+            return at, step, local_gradient(self.trajectory.rule, step, self.trajectory.training.clip)
 
-    def _taken_backward(self) -> Iterator[tuple[int, _StepTaken]]:
+    def _taken_backward(self) -> Iterator[tuple[int, StepTaken]]:
         """Yield each step with its twice differentiable gradient, from the last to the first."""
         steps, every = len(self.trajectory.batches), self.trajectory.memory.every
         if self.trajectory.memory.graphs:
@@ -172,14 +167,13 @@ class _Run:
         """Return the waypoints at the steps from `first` to before `stop`, from the one stored at `first`."""
         waypoints = [self.waypoints.pop(first)]
         for t in range(first, stop - 1):
-            taken = self._take(t, waypoints[-1], second=False)
-            waypoints.append(advance(self.trajectory.training, waypoints[-1], taken.gradient))
+            _, _, gradient = self._take(t, waypoints[-1], second=False)
+            waypoints.append(advance(self.trajectory.training, waypoints[-1], gradient))
         return waypoints
 
 
-def _through(taken: _StepTaken, adjoint: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def _through(step: Step, gradient: Sequence[Tensor], adjoint: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Differentiate <gradient, adjoint> by the step's weights, inputs and soft targets."""
-    step, gradient = taken.step, taken.gradient
     wanted = [*step.weights, step.inputs] + [step.targets] * step.targets.requires_grad
     moving = [i for i, g in enumerate(gradient) if g.requires_grad]  # a rule may give constants
     return torch.autograd.grad([gradient[i] for i in moving], wanted, [adjoint[i] for i in moving], allow_unused=True)

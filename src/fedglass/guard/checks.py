@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.audit.assessment import Assessment, ScoringContext, assess
+from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.play import OutOfTime
 from fedglass.audit.play_attack import isolate, oracle_facts
 from fedglass.audit.target import Target
 from fedglass.checks.claim import Claim
+from fedglass.checks.distances import flat
 from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise
 from fedglass.checks.replay import exact_replay, has_fixed_order, message_of, too_long
 from fedglass.checks.residual import refutations
@@ -41,6 +42,7 @@ from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.report import CheckResult, Clock, Reason
 from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 
 METRICS = ("psnr", "ssim")
 FIRST = 1 / 8
@@ -131,11 +133,9 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
         for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
             assessment = one_run(run, target, gate, derive(request.seed, name, start), clock)
-            hits = gate.hits(assessment.scores)
-            pairs = zip(assessment.shown_transformed, hits, strict=True)
-            transformed = sum(transformed and not hit for transformed, hit in pairs)
-            shown = sum(hits) + gate.partly(assessment.scores) + transformed
-            latest = replace(result, attack=name, shown=shown, best=_best(assessment, gate))
+            shown = shown_images(assessment.scores, assessment.shown_transformed, gate)
+            values = [value for value in assessment.scores.values(gate.metric, gate.scale) if value is not None]
+            latest = replace(result, attack=name, shown=shown, best=gate.scale.best(values) if values else None)
             if best is None or (shown, latest.best or 0.0) > (best.shown or 0, best.best or 0.0):
                 best = latest
             best = replace(best, starts=start)
@@ -198,16 +198,13 @@ def membership_rank(request: CheckRequest, decoys: int, clock: Clock) -> float:
     claim = request.claim
     plain = claim.protected_by(request.protected.noiseless)
     (client,) = plain.clients
-    messages = [_flat_message(plain)]
+    messages = [flat(message_of(plain, 0))]
     for images in decoys_of(request.out, decoys, request.seed):
         clock.check()
-        messages.append(_flat_message(replace(plain, clients=(client.with_examples(images, client.labels),))))
-    sent = torch.cat([claim.update[name].double().flatten() for name in claim.before])
+        decoy = replace(plain, clients=(client.with_examples(images, client.labels),))
+        messages.append(flat(message_of(decoy, 0)))
+    sent = flat([claim.update[name] for name in claim.before])
     return rank_of_first(sent, torch.stack(messages))
-
-
-def _flat_message(claim: Claim) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in message_of(claim, 0)])
 
 
 def decoys_of(out: Outbound, count: int, seed: int) -> Iterator[Tensor]:
@@ -299,11 +296,9 @@ def one_run(attack: AnyAttack, target: Target, gate: Gate, seed: int, clock: Clo
     observation = isolate(target.observation, attack, CPU)
     reconstruction = attack.run(observation, seed, clock)
     metrics = tuple(dict.fromkeys((*METRICS, gate.metric)))
-    assert target.truth is not None, "a guard has the truth"
-    isolated = replace(target, observation=observation)
-    return assess(ScoringContext(attack, isolated, target.truth, reconstruction, metrics, seed))
+    return assess(attack, replace(target, observation=observation), reconstruction, metrics, seed)
 
 
-def _best(assessment: Assessment, gate: Gate) -> float | None:
-    finite_scores = [v for v in assessment.scores.values(gate.metric, gate.scale) if v is not None]
-    return gate.scale.best(finite_scores) if finite_scores else None
+def shown_images(scores: ImageScores, transformed: Sequence[bool], gate: Gate) -> int:
+    """Count the images that are recovered, partly recognisable or shown in another form, each once."""
+    return sum(map(any, zip(gate.hits(scores), gate.partly(scores), transformed, strict=True)))

@@ -71,8 +71,10 @@ class GuardMod:
         if reply.has_error():
             return refusal(msg)
         if kind != "train":
-            rebuilt = self._figures_only(reply, msg) if kind == "evaluate" else None
-            return rebuilt or (reply if self.guard.policy != "block" else refusal(msg))
+            figures = self._figures(reply) if kind == "evaluate" and not reply.content.array_records else None
+            if figures is not None:
+                return Message(RecordDict(figures), reply_to=msg)
+            return reply if self.guard.policy != "block" else refusal(msg)
         report, rebuilt = self._checked(reader, received, reply, msg, ctxt)
         if report.sound and rebuilt is not None:
             return rebuilt
@@ -99,11 +101,6 @@ class GuardMod:
         if figures is None or leaving is None or not names <= {"arrays", *msg.content.array_records}:
             return None
         return Message(RecordDict({names.pop(): ArrayRecord(dict(leaving)), **figures}), reply_to=msg)
-
-    def _figures_only(self, reply: Message, msg: Message) -> Message | None:
-        """Return the reply made of allowed figures; None if the reply holds anything else."""
-        figures = self._figures(reply)
-        return None if figures is None or reply.content.array_records else Message(RecordDict(figures), reply_to=msg)
 
     def _figures(self, reply: Message) -> dict[str, Any] | None:
         """Return a copy of the metrics; None if one of them is not an allowed finite number."""

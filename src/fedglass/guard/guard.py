@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,8 @@ from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import Reservation, training_facts
 from fedglass.recorders.steps import ObservedStep
-from fedglass.recordings.format import RESERVATION_IDS, RESERVATIONS, FactSheet
-from fedglass.recordings.training_facts import CROSS_ENTROPY, training_of_batches
+from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS, FactSheet
+from fedglass.recordings.transcript import CROSS_ENTROPY, training_of_batches
 from fedglass.verdict.gate import Gate
 
 LOG = logging.getLogger("fedglass.guard")
@@ -165,10 +166,10 @@ class Guard:
         try:
             if reader is None:
                 return self.refused(Reason.UNWATCHED)
-            observed = observed_training(reader, noisy_steps=self.dpsgd is not None)
-            model = unwrap(observed.model)
+            trained, never_moved, observed = observed_training(reader, noisy_steps=self.dpsgd is not None)
+            model = unwrap(trained)
             received, sent_after, sent_update = (
-                None if arrays is None else under_model_names(arrays, model, observed.untrained)
+                None if arrays is None else under_model_names(arrays, model, never_moved)
                 for arrays in (before, after, update)
             )
             # As it is loaded: in a mean over clients, counters of batches are not whole numbers any more.
@@ -190,12 +191,9 @@ class Guard:
             {**received, **untrained},
             after=None if sent_after is None else {**sent_after, **untrained},
             update=None if sent_update is None else {**sent_update, **unmoved},
-            examples=observed.examples,
-            labels=observed.labels,
-            training=observed.training,
-            batches=observed.batches,
             others=others,
             distinct=distinct,
+            **observed,
         )
 
     def refused(self, reason: Reason) -> GuardReport:
@@ -232,8 +230,10 @@ class Guard:
         if static_reasons:
             return GuardReport(self.policy, static_reasons)
         out = out.without_untrained()
-        distinct_examples = min(_distinct(out), math.inf if distinct is None else distinct)
-        report = GuardReport(self.policy, examples=int(distinct_examples), norm=out.norm)
+        # One example that is repeated a hundred times is one.
+        different = len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
+        distinct_examples = different if distinct is None else min(different, distinct)
+        report = GuardReport(self.policy, examples=distinct_examples, norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
         reasons += [Reason.FEW_EXAMPLES] * (distinct_examples < self.min_examples)
         reasons += [Reason.TOO_LARGE] * (len(out.labels) > self.max_examples)
@@ -258,30 +258,15 @@ class Guard:
         return replace(report, reasons=examined.reasons, examined=examined)
 
 
-def _distinct(out: Outbound) -> int:
-    """Return the number of different examples: one that is repeated a hundred times is one."""
-    return len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
-
-
 # Trainings that were observed while the client ran them: the examples need not be handed to the guard.
 
 
-@dataclass(frozen=True, eq=False)
-class ObservedTraining:
-    """The network that a client trained, its examples and its training."""
+def observed_training(
+    reader: TrainingReader, noisy_steps: bool = False
+) -> tuple[nn.Module, tuple[str, ...], dict[str, Any]]:
+    """Return the network that a client trained, the parameters that no step moved, and arguments of `Guard.check`.
 
-    model: nn.Module
-    examples: Tensor  # (n, c, h, w), as the network was fed
-    labels: Tensor  # (n,)
-    training: Training
-    batches: tuple[tuple[int, ...], ...]
-    """The rows of each local step."""
-    untrained: tuple[str, ...] = ()
-    """The parameters that no step moved."""
-
-
-def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> ObservedTraining:
-    """Return what was observed; raise UsageError if it cannot be replayed.
+    Raise UsageError if the training cannot be replayed.
 
     Args:
         noisy_steps: Whether a defence is declared that changes gradients, as DP-SGD does.
@@ -308,14 +293,13 @@ def observed_training(reader: TrainingReader, noisy_steps: bool = False) -> Obse
     training = training_of_batches(sheet, [step.examples for step in steps], len(examples))
     if training is None:
         raise UsageError("The training cannot be replayed: its optimiser, with its options, is not known.")
-    return ObservedTraining(
-        model,
-        torch.stack([reader.inputs[digest] for digest, _ in examples]),
-        torch.tensor([label for _, label in examples], dtype=torch.int64),
-        training,
-        tuple(tuple(row_of[example] for example in _labelled(step)) for step in steps),
-        tuple(facts.get("untrained", ())),
-    )
+    observed = {
+        "examples": torch.stack([reader.inputs[digest] for digest, _ in examples]),
+        "labels": torch.tensor([label for _, label in examples], dtype=torch.int64),
+        "training": training,
+        "batches": tuple(tuple(row_of[example] for example in _labelled(step)) for step in steps),
+    }
+    return model, tuple(facts.get("untrained", ())), observed
 
 
 def _labelled(step: ObservedStep) -> list[tuple[bytes, int]]:

@@ -55,12 +55,13 @@ def score(
     if len(pairing.partner) != len(truth):
         raise DataError(f"Expected a matching of the {len(truth)} originals, got one of {len(pairing.partner)}.")
     guess = pairing.apply(reconstructed.detach().cpu())
+    broken = (~torch.isfinite(guess.flatten(1))).any(1).tolist()
     reasons = {name: why_not(name, tuple(truth.shape[1:])) for name in wanted}
     return Scores(
         values={name: _figures(name, guess, truth) for name in wanted if reasons[name] is None},
         matching=pairing,
         skipped={name: reason for name, reason in reasons.items() if reason is not None},
-        non_finite=_non_finite(guess, pairing),
+        non_finite=tuple(i for i, bad in enumerate(broken) if bad and pairing.partner[i] is not None),
     )
 
 
@@ -106,11 +107,6 @@ def _figures(name: str, guess: Tensor, truth: Tensor) -> tuple[float, ...]:
 
 def _failed(name: str, reason: str) -> UsageError:
     return UsageError(f"The metric {name!r} failed: {reason}.")
-
-
-def _non_finite(guess: Tensor, pairing: Matching) -> tuple[int, ...]:
-    broken = (~torch.isfinite(guess.flatten(1))).any(1).tolist()
-    return tuple(i for i, bad in enumerate(broken) if bad and pairing.partner[i] is not None)
 
 
 def share_above(values: Sequence[float], threshold: float) -> float:

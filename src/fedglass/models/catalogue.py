@@ -81,11 +81,14 @@ def build(
     >>> sum(p.numel() for p in model.parameters())
     15826
     """
-    _check_request(shape, classes)
+    if len(shape) != 3 or min(shape) < 1:
+        raise UsageError(f"shape must be three positive numbers (channels, height, width), got {shape}.")
+    if classes < 2:
+        raise UsageError(f"classes must be at least 2, got {classes}.")
     with torch.random.fork_rng(devices=[]):
         # New layers, and modules on import, draw from the global generator: its state is restored.
         entry = find("models", name)
-        model = _build_built_in(entry, shape, classes) if entry.built_in else build_foreign(entry, shape, classes, seed)
+        model = build_built_in(entry, shape, classes) if entry.built_in else build_foreign(entry, shape, classes, seed)
     if entry.built_in or not isinstance(init, PyTorchDefault):
         init.apply(model, stream(seed, "init", name))
     return model
@@ -100,32 +103,23 @@ def names() -> dict[str, str]:
     return summaries("models")
 
 
-def _build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:
+def build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:
+    """Build a model of our own, and run empty images through it.
+
+    Of large images only the shapes are run, since that takes torch a second to import.
+    """
     try:
         model: nn.Module = entry.value(shape=shape, classes=classes)
-        _dry_run(model, shape)
+        model.eval()
+        with torch.no_grad():
+            if math.prod(shape) <= MOST_ENTRIES:
+                model(torch.zeros(2, *shape))
+            else:
+                state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}
+                torch.func.functional_call(model, state, (torch.empty(2, *shape, device="meta"),))
     except RuntimeError as error:
         raise ModelError(
             f"The model {entry.name!r} cannot take inputs of shape {shape} ({error}): give larger images "
             "or choose another model."
         ) from error
-    return model
-
-
-def _dry_run(model: nn.Module, shape: Shape) -> None:
-    """Run empty images through the model; for large ones only their shapes, which takes torch a second to import."""
-    model.eval()
-    with torch.no_grad():
-        if math.prod(shape) <= MOST_ENTRIES:
-            model(torch.zeros(2, *shape))
-        else:
-            state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}
-            torch.func.functional_call(model, state, (torch.empty(2, *shape, device="meta"),))
-    model.train()
-
-
-def _check_request(shape: Shape, classes: int) -> None:
-    if len(shape) != 3 or min(shape) < 1:
-        raise UsageError(f"shape must be three positive numbers (channels, height, width), got {shape}.")
-    if classes < 2:
-        raise UsageError(f"classes must be at least 2, got {classes}.")
+    return model.train()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +20,21 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.registry import entries, listed_name, located_at, make, register, split_path
-from fedglass.core.tensors import open_tensors
+from fedglass.core.tensors import COUNTER, open_tensors
 from fedglass.core.text import DLFA, DLG
-from fedglass.models.weights import load_weights, unreadable
 
 Weighted = nn.Linear | _ConvNd
 Norm = _NormBase | nn.LayerNorm | nn.GroupNorm
 
 
+Sizes = Mapping[str, tuple[int, ...]]
 KIND = "initialisations"
 MOST_CLASSES = 1 << 16
 LARGEST_KERNEL = 31
+_OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+"""Names in torchvision's published file of DenseNet-121, from when module names could hold dots."""
 KAIMING = "He, Zhang, Ren, Sun: Delving Deep into Rectifiers, ICCV 2015, https://arxiv.org/abs/1502.01852"
 
 
@@ -78,8 +81,7 @@ class KaimingUniform:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register("initialisations", "kaiming_normal", summary="weights ~ N(0, 2 / fan), biases zero", paper=KAIMING)
@@ -94,10 +96,9 @@ class KaimingNormal:
 
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
-            std = math.sqrt(2 / (_fan_in(layer.weight) if isinstance(layer, nn.Linear) else _fan_out(layer.weight)))
-            nn.init.normal_(layer.weight, 0.0, std, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+            fan = layer.weight.numel() // layer.weight.shape[0 if isinstance(layer, nn.Linear) else 1]
+            nn.init.normal_(layer.weight, 0.0, math.sqrt(2 / fan), generator=generator)
+        _reset_others(model)
 
 
 @register(
@@ -118,8 +119,7 @@ class LeCunTruncatedNormal:
             # 0.8796 is the deviation of a standard normal cut at two deviations.
             std = math.sqrt(1 / _fan_in(layer.weight)) / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register(
@@ -136,8 +136,7 @@ class Orthogonal:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             nn.init.orthogonal_(layer.weight, generator=generator)
-        _zero_biases(model)
-        _reset_norms(model)
+        _reset_others(model)
 
 
 @register(
@@ -185,14 +184,12 @@ def _fan_in(weight: Tensor) -> int:
     return weight[0].numel()
 
 
-def _fan_out(weight: Tensor) -> int:
-    return weight.shape[0] * weight[0, 0].numel()
-
-
-def _zero_biases(model: nn.Module) -> None:
+def _reset_others(model: nn.Module) -> None:
+    """Set all that is not drawn: biases to zero, normalisation layers to the identity."""
     for layer in _weighted(model):
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
+    _reset_norms(model)
 
 
 def _reset_norms(model: nn.Module) -> None:
@@ -261,47 +258,27 @@ class Transfer:
 
 def _resized_layers(model: nn.Module, path: str) -> dict[str, nn.Module]:
     """Return the layers that the file has in another size, in that size; `load_weights` checks everything else."""
-    (last, head), first = _last_dense(model), _first_convolution(model)
-    sizes = _sizes(path, [last] if first is None else [last, first[0]])
-    resized: dict[str, nn.Module] = {}
-    if _other_classes(size := sizes.get(last, ()), head):
-        resized[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta").to_empty(
-            device="cpu"
-        )
-    if first is not None and _other_kernel(size := sizes.get(first[0], ()), first[1]):
-        resized[first[0]] = _with_kernel(first[1], (size[2], size[3]))
-    return resized
-
-
-def _other_classes(size: Sequence[int], head: nn.Linear) -> bool:
-    return len(size) == 2 and head.out_features != size[0] and 1 <= size[0] < MOST_CLASSES
-
-
-def _other_kernel(size: Sequence[int], layer: nn.Conv2d) -> bool:
-    if len(size) != 4 or tuple(size[:2]) != tuple(layer.weight.shape[:2]):
-        return False
-    return tuple(size[2:]) != layer.kernel_size and 1 <= min(size[2:]) <= max(size[2:]) <= LARGEST_KERNEL
-
-
-def _with_kernel(layer: nn.Conv2d, kernel: tuple[int, int]) -> nn.Module:
-    convolution = nn.Conv2d(
-        layer.in_channels, layer.out_channels, kernel, groups=layer.groups, bias=layer.bias is not None, device="meta"
-    )
-    return convolution.to_empty(device="cpu")
-
-
-def _last_dense(model: nn.Module) -> tuple[str, nn.Linear]:
     dense = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    convolutions = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)][:1]
     if not dense:
         raise ModelError("A transfer needs a model that ends in a dense layer, got one without any: use file: instead.")
-    return dense[-1]
+    last, head = dense[-1]
+    sizes = _sizes(path, [last, *(name for name, _ in convolutions)])
+    resized: dict[str, nn.Module] = {}
+    size = sizes.get(last, ())
+    if len(size) == 2 and head.out_features != size[0] and 1 <= size[0] < MOST_CLASSES:
+        resized[last] = nn.Linear(head.in_features, size[0], head.bias is not None, device="meta")
+    for name, first in convolutions:
+        size = sizes.get(name, ())
+        if len(size) != 4 or size[:2] != first.weight.shape[:2] or size[2:] == first.kernel_size:
+            continue
+        if 1 <= min(size[2:]) <= max(size[2:]) <= LARGEST_KERNEL:
+            channels, bias = (first.in_channels, first.out_channels), first.bias is not None
+            resized[name] = nn.Conv2d(*channels, (size[2], size[3]), groups=first.groups, bias=bias, device="meta")
+    return {name: layer.to_empty(device="cpu") for name, layer in resized.items()}
 
 
-def _first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
-    return next(((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)), None)
-
-
-def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+def _sizes(path: str, layers: Sequence[str]) -> Sizes:
     """Return the shapes of these layers' weights, as far as the file has them."""
     try:
         with open_tensors(Path(path)) as file:
@@ -311,3 +288,84 @@ def _sizes(path: str, layers: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
         return {}
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
+
+
+# Weights from safetensors files, which hold arrays and cannot run code.
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Fill the model's parameters and buffers from a file with the same names and shapes.
+
+    Files with torchvision's names fit the networks that torchvision has; the counters of batches may be
+    missing.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
+    try:
+        with open_tensors(Path(path)) as file:
+            name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
+            sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
+            _check(model, sizes, path)
+            tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
+    except (SafetensorError, OSError) as error:
+        raise unreadable(path, error) from error
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(
+                f"The weights file {path!r} holds NaN or infinity in {name!r}: its training diverged. "
+                "Take another checkpoint."
+            )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)
+
+
+def unreadable(path: str, error: Exception) -> DataError:
+    """Return the error for a file that is not safetensors; files of PyTorch, as torchvision's, must be converted."""
+    if Path(path).suffix in (".pt", ".pth"):
+        return DataError(
+            f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
+            "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
+        )
+    return DataError(
+        f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
+        "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
+    )
+
+
+def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    counters = {name for name in expected if name.endswith(COUNTER)}
+    missing = [name for name in expected if name in unique - counters and name not in sizes]
+    extra = [name for name in sizes if name not in expected]
+    if missing or extra:
+        problems = [f"lacks {missing[0]!r} ({len(missing)} in all)"] if missing else []
+        problems += [f"has the unknown {extra[0]!r} ({len(extra)} in all)"] if extra else []
+        raise ModelError(
+            f"The weights file {path!r} belongs to another architecture: it {' and '.join(problems)}. "
+            "Name the model that the file was saved from."
+        )
+    wrong = [name for name in sizes if sizes[name] != expected[name]]
+    if wrong:
+        raise _misfit(model, wrong, sizes, expected, path)
+
+
+def _misfit(model: nn.Module, wrong: list[str], sizes: Sizes, expected: Sizes, path: str) -> ModelError:
+    head = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
+    if (
+        head
+        and set(wrong) <= {f"{head[0]}.weight", f"{head[0]}.bias"}
+        and sizes[wrong[0]][1:] == expected[wrong[0]][1:]
+    ):
+        return ModelError(
+            f"The weights file {path!r} has a classifier of {sizes[wrong[0]][0]} classes, expected "
+            f"{expected[wrong[0]][0]}: set the number of classes to that of the file, or replace its "
+            f"{' and '.join(map(repr, wrong))}."
+        )
+    return ModelError(
+        f"The weights file {path!r} belongs to another architecture: its {wrong[0]!r} has shape "
+        f"{sizes[wrong[0]]}, expected {expected[wrong[0]]} ({len(wrong)} such in all). Name the model and the "
+        "input shape that the file was saved from."
+    )

@@ -1,15 +1,32 @@
-"""Larger networks: DenseNet-121 [Huang et al., 2017] and MobileNetV2 [Sandler et al., 2018]."""
+"""Larger networks: DenseNet-121 [Huang et al., 2017], MobileNetV2 [Sandler et al., 2018], residual networks.
+
+Residual networks [He et al., 2016] are ResNet-18 and -34, the small one of SME, and those of the curious client.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.registry import register
-from fedglass.models.stem import Shape, Stem, StemFactory, first_convolution, first_pool
+from fedglass.core.text import CURIOUS_CLIENT, SME
+from fedglass.models.stem import (
+    GlobalMean,
+    Shape,
+    first_convolution,
+    first_pool,
+    is_small,
+    layers,
+    network,
+    output_size,
+)
 
+POOLED = 8
+"""Side of the maps that enter the dense layer of the curious client's networks."""
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
 MOBILENET_GROUPS = (
@@ -27,26 +44,25 @@ DENSENET_PAPER = (
     "Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, "
     "https://arxiv.org/abs/1608.06993"
 )
+RESNET_PAPER = (
+    "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385"
+)
 MOBILENET_PAPER = (
     "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
     "https://arxiv.org/abs/1801.04381"
 )
 
 
-class DenseLayer(nn.Module):
-    """The channels that one layer adds: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
-
-    def __init__(self, entering: int, activation: type[nn.Module]) -> None:
-        super().__init__()
-        self.norm1 = nn.BatchNorm2d(entering)
-        self.conv1 = nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
-        self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False)
-        self.act = activation()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        narrow = self.conv1(self.act(self.norm1(inputs)))
-        return cast(Tensor, self.conv2(self.act(self.norm2(narrow))))
+def dense_layer(entering: int, activation: type[nn.Module]) -> nn.Module:
+    """Return the layer that adds channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
+    return layers(
+        norm1=nn.BatchNorm2d(entering),
+        act1=activation(),
+        conv1=nn.Conv2d(entering, BOTTLENECK, kernel_size=1, bias=False),
+        norm2=nn.BatchNorm2d(BOTTLENECK),
+        act2=activation(),
+        conv2=nn.Conv2d(BOTTLENECK, GROWTH, kernel_size=3, padding=1, bias=False),
+    )
 
 
 class DenseBlock(nn.Module):
@@ -55,7 +71,7 @@ class DenseBlock(nn.Module):
     def __init__(self, entering: int, layers: int, activation: type[nn.Module]) -> None:
         super().__init__()
         for i in range(layers):
-            self.add_module(f"denselayer{i + 1}", DenseLayer(entering + i * GROWTH, activation))
+            self.add_module(f"denselayer{i + 1}", dense_layer(entering + i * GROWTH, activation))
 
     def forward(self, inputs: Tensor) -> Tensor:
         channels = inputs
@@ -64,57 +80,41 @@ class DenseBlock(nn.Module):
         return channels
 
 
-def transition(entering: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Return a block that halves the channels and the resolution."""
-    block = nn.Sequential()
-    block.add_module("norm", nn.BatchNorm2d(entering))
-    block.add_module("act", activation())
-    block.add_module("conv", nn.Conv2d(entering, entering // 2, kernel_size=1, bias=False))
-    block.add_module("pool", nn.AvgPool2d(2))
-    return block
+def densenet(
+    *, shape: Shape, classes: int, blocks: tuple[int, ...], activation: type[nn.Module] = nn.ReLU
+) -> nn.Module:
+    """Return dense blocks with transitions, which halve channels and resolution, between them; torchvision's names."""
+    width = 2 * GROWTH
+    parts: dict[str, nn.Module] = {
+        "conv0": first_convolution(shape, width),
+        "norm0": nn.BatchNorm2d(width),
+        "act0": activation(),
+        "pool0": first_pool(shape),
+    }
+    for i, count in enumerate(blocks, start=1):
+        parts[f"denseblock{i}"] = DenseBlock(width, count, activation)
+        width += count * GROWTH
+        if i < len(blocks):
+            parts[f"transition{i}"] = layers(
+                norm=nn.BatchNorm2d(width),
+                act=activation(),
+                conv=nn.Conv2d(width, width // 2, kernel_size=1, bias=False),
+                pool=nn.AvgPool2d(2),
+            )
+            width //= 2
+    features = layers(**parts, norm5=nn.BatchNorm2d(width))
+    last = nn.Linear(width, classes)
+    return network("DenseNet", features=features, act=activation(), mean=GlobalMean(), classifier=last)
 
 
-class DenseNet(nn.Module):
-    """Dense blocks with transitions between them, global average, one dense layer; torchvision's names."""
-
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        layers: tuple[int, ...],
-        stem: Stem,
-        activation: type[nn.Module] = nn.ReLU,
-    ) -> None:
-        super().__init__()
-        width = 2 * GROWTH
-        self.features = nn.Sequential()
-        self.features.add_module("conv0", first_convolution(stem, shape[0], width))
-        self.features.add_module("norm0", nn.BatchNorm2d(width))
-        self.features.add_module("act0", activation())
-        self.features.add_module("pool0", first_pool(stem))
-        for i, count in enumerate(layers, start=1):
-            self.features.add_module(f"denseblock{i}", DenseBlock(width, count, activation))
-            width += count * GROWTH
-            if i < len(layers):
-                self.features.add_module(f"transition{i}", transition(width, activation))
-                width //= 2
-        self.features.add_module("norm5", nn.BatchNorm2d(width))
-        self.act = activation()
-        self.classifier = nn.Linear(width, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.act(self.features(inputs)).mean((2, 3))))
-
-
-def densenet121(*, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU) -> DenseNet:
+@register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)
+def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return the DenseNet with blocks of 6, 12, 24 and 16 layers."""
-    return DenseNet(shape=shape, classes=classes, layers=(6, 12, 24, 16), stem=stem, activation=activation)
+    return densenet(shape=shape, classes=classes, blocks=(6, 12, 24, 16), activation=activation)
 
 
-register("models", "densenet121", summary="DenseNet-121", paper=DENSENET_PAPER)(StemFactory(densenet121))
 register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    StemFactory(densenet121, nn.Sigmoid)
+    partial(densenet121, activation=nn.Sigmoid)
 )
 
 
@@ -149,32 +149,166 @@ class InvertedResidual(nn.Module):
         return inputs + branch if self.shortcut else branch
 
 
-class MobileNetV2(nn.Module):
-    """Inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
+@register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)
+def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU6) -> nn.Module:
+    """Return inverted residuals, 1280 channels, global average, one dense layer, with torchvision's parameter names.
 
-    The SMALL stem drops the first two strides, as is usual at 32x32. There is no dropout, because a gradient would then
-    depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
+    Small images have no stride in the first two groups, as is usual at 32x32. There is no dropout, because a gradient
+    would then depend on a mask that is not recorded; `classifier.0` is only a placeholder for it.
     """
+    start, second = (1, 1) if is_small(shape) else (2, 2)
+    width = 32
+    parts: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
+    for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
+        strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
+        for step in strides:
+            parts.append(InvertedResidual(width, channels, step, expansion, activation))
+            width = channels
+    parts.append(convolution_unit(width, 1280, 1, 1, 1, activation))
+    classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
+    return network("MobileNetV2", features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
 
-    def __init__(self, *, shape: Shape, classes: int, stem: Stem, activation: type[nn.Module] = nn.ReLU6) -> None:
+
+register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
+    partial(mobilenet_v2, activation=nn.Sigmoid)
+)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut, which is projected where the shape changes."""
+
+    def __init__(
+        self, entering: int, width: int, stride: int, activation: type[nn.Module] = nn.ReLU, normalised: bool = True
+    ) -> None:
         super().__init__()
-        start, second = (1, 1) if stem is Stem.SMALL else (2, 2)
-        width = 32
-        layers: list[nn.Module] = [convolution_unit(shape[0], width, 3, start, 1, activation)]
-        for i, (expansion, channels, repetitions, stride) in enumerate(MOBILENET_GROUPS):
-            strides = [second if i == 1 else stride] + [1] * (repetitions - 1)
-            for step in strides:
-                layers.append(InvertedResidual(width, channels, step, expansion, activation))
-                width = channels
-        layers.append(convolution_unit(width, 1280, 1, 1, 1, activation))
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, classes))
+        self.conv1 = nn.Conv2d(entering, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width) if normalised else nn.Identity()
+        self.act = activation()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width) if normalised else nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or entering != width:
+            projection = nn.Conv2d(entering, width, kernel_size=1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(width)) if normalised else projection
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.features(inputs).mean((2, 3))))
+        branch = self.bn2(self.conv2(self.act(self.bn1(self.conv1(inputs)))))
+        return cast(Tensor, self.act(branch + self.downsample(inputs)))
 
 
-register("models", "mobilenet_v2", summary="MobileNetV2 with ReLU6", paper=MOBILENET_PAPER)(StemFactory(MobileNetV2))
-register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    StemFactory(MobileNetV2, nn.Sigmoid)
+def stage(
+    block: Callable[[int, int, int], nn.Module], entering: int, width: int, blocks: int, stride: int
+) -> nn.Module:
+    """Return blocks of one width; the first one has the stride."""
+    later = [block(width, width, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(block(entering, width, stride), *later)
+
+
+def resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int], activation: type[nn.Module]) -> nn.Module:
+    """Return four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
+    block = partial(BasicBlock, activation=activation)
+    return network(
+        "ResNet",
+        conv1=first_convolution(shape, 64),
+        bn1=nn.BatchNorm2d(64),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        mean=GlobalMean(),
+        fc=nn.Linear(512, classes),
+    )
+
+
+@register("models", "resnet18", summary="ResNet-18", paper=RESNET_PAPER)
+def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the ResNet with two blocks in each stage."""
+    return resnet(shape, classes, (2, 2, 2, 2), activation)
+
+
+register(
+    "models",
+    "resnet18_sigmoid",
+    summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
+    paper=RESNET_PAPER,
+)(partial(resnet18, activation=nn.Sigmoid))
+
+
+@register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
+def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the ResNet with stages of 3, 4, 6 and 3 blocks."""
+    return resnet(shape, classes, (3, 4, 6, 3), activation)
+
+
+register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
+    partial(resnet34, activation=nn.Sigmoid)
 )
+
+
+@register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
+def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return the small residual network of the surrogate model extension (SME) [Zhu et al., 2023, Appendix G].
+
+    Three basic blocks of widths 32, 64 and 128 and two dense layers. As in the release of SME, average pooling over 2x2
+    is padded by one, so that 2048 numbers remain at 28x28, then come 1000 units with no activation in front of the last
+    layer.
+    """
+    block = partial(BasicBlock, activation=activation)
+    body = layers(
+        conv1=first_convolution(shape, 32),
+        bn1=nn.BatchNorm2d(32),
+        act=activation(),
+        maxpool=first_pool(shape),
+        layer1=stage(block, 32, 32, 1, 1),
+        layer2=stage(block, 32, 64, 1, 2),
+        layer3=stage(block, 64, 128, 1, 2),
+        avgpool=nn.AvgPool2d(kernel_size=2, stride=2, padding=1),
+    )
+    first = nn.Linear(output_size(body.eval(), shape), 1000)
+    parts = dict(body.named_children())
+    return network("ResNet8", **parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
+
+
+register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
+    partial(resnet8, activation=nn.Sigmoid)
+)
+
+
+def curious_resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> nn.Module:
+    """Return the residual network of the curious client's release, without batch normalisation.
+
+    Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the last
+    layer, which has no bias. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by the pooling, so
+    that images of any size fit.
+    """
+    block = partial(BasicBlock, normalised=False)
+    return network(
+        "CuriousResNet",
+        conv1=nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
+        act=nn.ReLU(),
+        layer1=stage(block, 64, 64, blocks[0], 1),
+        layer2=stage(block, 64, 128, blocks[1], 2),
+        layer3=stage(block, 128, 256, blocks[2], 2),
+        layer4=stage(block, 256, 512, blocks[3], 2),
+        pool=nn.AdaptiveAvgPool2d(POOLED),
+        flat=nn.Flatten(),
+        fc=nn.Linear(512 * POOLED**2, classes, bias=False),
+    )
+
+
+@register(
+    "models", "curious_resnet9", summary="four residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet9(*, shape: Shape, classes: int) -> nn.Module:
+    """Return the network with one block in each stage."""
+    return curious_resnet(shape, classes, (1, 1, 1, 1))
+
+
+@register(
+    "models", "curious_resnet18", summary="eight residual blocks, not normalised, no last bias", paper=CURIOUS_CLIENT
+)
+def curious_resnet18(*, shape: Shape, classes: int) -> nn.Module:
+    """Return the network with two blocks in each stage."""
+    return curious_resnet(shape, classes, (2, 2, 2, 2))

@@ -39,11 +39,6 @@ class AttentionWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def unfused_attention() -> Any:
-    """Return a context in which attention is computed from matrix products; entering it takes microseconds."""
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 class Network:
     """logits = f(weights, inputs), for any module, under autograd as well as under torch.func.
 
@@ -97,7 +92,7 @@ class Network:
 
     def _attend(self, inputs: Tensor) -> Tensor:
         """Run a pass with unfused attention; the first pass finds out if later ones need it."""
-        with unfused_attention():
+        with sdpa_kernel(SDPBackend.MATH):  # from matrix products; entering it takes microseconds
             if self._attends:
                 return cast(Tensor, self._module(inputs))
             with AttentionWatch() as watch:

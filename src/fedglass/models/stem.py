@@ -1,63 +1,62 @@
-"""The first layers of a network: without strides for thumbnails, with strides for photographs."""
+"""Parts that networks share: layers by name, the first ones (without strides for thumbnails), and the global mean."""
 
 from __future__ import annotations
 
-import enum
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
 """Channels, height and width of one input."""
 
 
-class Stem(enum.Enum):
-    """The two kinds of first layers: SMALL keeps the resolution (for 32x32), LARGE is torchvision's (for 224x224)."""
-
-    SMALL = "small"
-    LARGE = "large"
-
-    def __repr__(self) -> str:
-        return f"Stem.{self.name}"
+SMALL_SIDE = 64
+"""Pixels of the longer side up to which the first layers keep the resolution."""
 
 
-def stem_for(shape: Shape) -> Stem:
-    """Return SMALL for inputs with at most 64 pixels on the longer side, otherwise LARGE.
+def is_small(shape: Shape) -> bool:
+    """Return whether an input is a thumbnail, whose resolution the first layers keep.
 
-    >>> stem_for((3, 32, 32)), stem_for((3, 224, 160))
-    (Stem.SMALL, Stem.LARGE)
+    >>> is_small((3, 32, 32)), is_small((3, 224, 160))
+    (True, False)
     """
-    return Stem.SMALL if max(shape[1:]) <= 64 else Stem.LARGE
+    return max(shape[1:]) <= SMALL_SIDE
 
 
-@dataclass(frozen=True)
-class StemFactory:
-    """A factory of models that takes the stem from the shape of the input."""
-
-    make: Callable[..., nn.Module]
-    activation: type[nn.Module] | None = None
-    """Replaces the model's own activation."""
-
-    def __call__(self, *, shape: Shape, classes: int) -> nn.Module:
-        options = {} if self.activation is None else {"activation": self.activation}
-        return self.make(shape=shape, classes=classes, stem=stem_for(shape), **options)
-
-
-def first_convolution(stem: Stem, channels: int, width: int) -> nn.Conv2d:
+def first_convolution(shape: Shape, width: int) -> nn.Conv2d:
     """Return a convolution of 3x3 with stride 1, or of 7x7 with stride 2 [He et al., 2016]."""
-    if stem is Stem.SMALL:
-        return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
-    return nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
+    if is_small(shape):
+        return nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
+    return nn.Conv2d(shape[0], width, kernel_size=7, stride=2, padding=3, bias=False)
 
 
-def first_pool(stem: Stem) -> nn.Module:
+def first_pool(shape: Shape) -> nn.Module:
     """Return no pooling, or the maximum over 3x3 with stride 2 [He et al., 2016]."""
-    return nn.Identity() if stem is Stem.SMALL else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+    return nn.Identity() if is_small(shape) else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
 
-def output_size(body: nn.Module, shape: Shape) -> int:
+def layers(**named: nn.Module) -> nn.Sequential:
+    """Return the layers one after another; their parameters have their names, also in weights files."""
+    return nn.Sequential(OrderedDict(named))
+
+
+def network(title: str, **named: nn.Module) -> nn.Module:
+    """Return a network of these layers; reports call it by its title."""
+    sequence = layers(**named)
+    vars(sequence)["network_title"] = title
+    return sequence
+
+
+class GlobalMean(nn.Module):
+    """The mean over all places of a map.  # (n, c, h, w) -> (n, c)"""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.mean((2, 3))
+
+
+def output_size(body: Callable[[Tensor], Tensor], shape: Shape) -> int:
     """Return the number of values that the body makes of one input of that shape.
 
     >>> output_size(nn.AvgPool2d(2), (3, 32, 20))

@@ -19,52 +19,40 @@ PAPER = (
 
 
 class Attention(nn.Module):
-    """softmax(q k' / sqrt(d)) v, computed by matrix products: the fused kernels cannot be differentiated twice."""
+    """softmax(q k' / sqrt(d)) v; `fused` takes PyTorch's kernel, which is faster but cannot be differentiated twice."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, bias: bool = False, fused: bool = False) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.heads, self.fused = heads, fused
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out_proj = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         n, length, width = tokens.shape
         split = self.qkv(tokens).reshape(n, length, 3, self.heads, width // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)  # (n, heads, length, width / heads) each
-        weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
-        return cast(Tensor, self.out_proj((weights @ v).transpose(1, 2).reshape(n, length, width)))
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return cast(Tensor, self.out_proj(mixed.transpose(1, 2).reshape(n, length, width)))
 
 
-def feed_forward(width: int, activation: type[nn.Module]) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, 2 * width), activation(), nn.Linear(2 * width, width))
+class ViTBlock(nn.Module):
+    """Attention and a feed-forward layer, each normalised first and with a shortcut.
 
+    In a `bare` block, the first of type A, the attention takes the embedding itself and has no shortcut.
+    """
 
-class Block(nn.Module):
-    """Attention and a feed-forward layer, each normalised first and with a shortcut."""
-
-    def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
+    def __init__(self, width: int, heads: int, bare: bool = False) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = None if bare else nn.LayerNorm(width)
         self.mha = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = feed_forward(width, activation)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.mha(self.norm1(tokens))
-        return tokens + cast(Tensor, self.mlp(self.norm2(tokens)))
-
-
-class BareBlock(nn.Module):
-    """The first block of type A: the attention takes the embedding itself and has no shortcut."""
-
-    def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
-        super().__init__()
-        self.mha = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = feed_forward(width, activation)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = self.mha(tokens)
+        tokens = self.mha(tokens) if self.norm1 is None else tokens + self.mha(self.norm1(tokens))
         return tokens + cast(Tensor, self.mlp(self.norm2(tokens)))
 
 
@@ -75,14 +63,7 @@ class ViT(nn.Module):
     and a hidden layer precedes the logits. Sides that the patch does not divide are padded with zeros.
     """
 
-    def __init__(
-        self,
-        *,
-        shape: Shape,
-        classes: int,
-        patch: tuple[int, int],
-        activation: type[nn.Module] = nn.GELU,
-    ) -> None:
+    def __init__(self, *, shape: Shape, classes: int, patch: tuple[int, int]) -> None:
         super().__init__()
         width, heads, depth = 384, 4, 4
         (height, across), (ph, pw) = shape[1:], patch
@@ -92,11 +73,11 @@ class ViT(nn.Module):
         self.patch_embedding = nn.Linear(shape[0] * ph * pw, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.position_embedding = nn.Parameter(torch.zeros(1, patches + 1, width))
-        blocks = [Block(width, heads, activation) for _ in range(depth - 1)]
-        self.blocks = nn.Sequential(BareBlock(width, heads, activation), *blocks)
+        later = [ViTBlock(width, heads) for _ in range(depth - 1)]
+        self.blocks = nn.Sequential(ViTBlock(width, heads, bare=True), *later)
         self.norm = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 2 * width)
-        self.act = activation()
+        self.act = nn.GELU()
         self.fc2 = nn.Linear(2 * width, classes)
 
     def forward(self, inputs: Tensor) -> Tensor:

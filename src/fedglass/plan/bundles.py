@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,20 @@ from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.types import Whitening
 from fedglass.defend.filters import FILTERS
 from fedglass.defend.noise_model import named_parts
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
-from fedglass.federation.truth import Truths
+from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
 from fedglass.fl.release import Protection
+from fedglass.models.catalogue import build
 from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensors
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import BundleTable, DefenceTable
+from fedglass.plan.tables import BundleTable, PartTable
 from fedglass.recordings.epsilons import exceeded_by_client
-from fedglass.recordings.format import RESERVATIONS, preferred
+from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved import defence_text
 from fedglass.recordings.selection import (
@@ -37,15 +39,17 @@ from fedglass.recordings.selection import (
     unaudited_clients,
     unaudited_updates,
 )
-from fedglass.recordings.transcript import ModelSpec, TranscriptReader, model_spec, rule_of
+from fedglass.recordings.transcript import TranscriptReader, rule_of
 from fedglass.recordings.truth_files import read_truths
 
 OpenBundle = tuple[Bundle, Truths | None]
+ModelSpec = tuple[str, tuple[int, int, int], int, Whitening]
+"""The name of a model, the shape of its images, its number of classes, and the normalisation of pixels."""
 
 
-def open_bundle(table: BundleTable, folder: Path) -> OpenBundle:
+def open_bundle(table: BundleTable, folder: Path, read: Callable[[Path], Bundle] = read_bundle) -> OpenBundle:
     """Read the bundle of a table, every file of it checked, and the truths that the table names."""
-    bundle = read_bundle(folder / Path(table.bundle).expanduser())
+    bundle = read(folder / Path(table.bundle).expanduser())
     if not bundle.rounds:
         raise DataError(f"{bundle.folder} holds no round yet: record one first.")
     if table.truth is None:
@@ -53,23 +57,11 @@ def open_bundle(table: BundleTable, folder: Path) -> OpenBundle:
     return bundle, read_truths(folder / Path(table.truth).expanduser(), bundle.clients)
 
 
-def spec_of(table: BundleTable, bundle: Bundle, truths: Truths | None) -> ModelSpec:
-    """Return what is needed to build the model; values of the plan override those of the bundle."""
-    whitening = None if table.whitening is None else table.whitening.value()
-    return model_spec(bundle, truths, model=table.model, shape=table.shape, classes=table.classes, whitening=whitening)
-
-
-def recorded_bundle(
-    table: BundleTable, adversary: AdversaryTable, folder: Path, opened: OpenBundle | None = None
-) -> list[Recorded]:
-    """Return the audited messages of a bundle; those with a known truth and those without are two sources.
-
-    `opened` is the bundle of the table if it was read already: no file is read twice.
-    """
-    _check_adversary(table, adversary)
-    bundle, truths = open_bundle(table, folder) if opened is None else opened
-    spec = spec_of(table, bundle, truths)
-    model = spec.build()
+def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path, opened: OpenBundle) -> list[Recorded]:
+    """Return the audited messages of a bundle; those with a known truth and those without are two sources."""
+    bundle, truths = opened
+    spec = architecture, shape, classes, _ = model_spec(table, bundle, truths)
+    model = build(architecture, shape=shape, classes=classes)
     counts = {} if truths is None else {name: len(examples.labels) for name, examples in truths.examples.items()}
     reader = TranscriptReader(bundle, model, counts, _unsent_weights(table, model, folder))
     view = adversary.view if "view" in adversary.model_fields_set else None
@@ -92,7 +84,7 @@ def recorded_bundle(
         tuple(scored_views or unscored_views),
         knows_of(adversary),
         name,
-        public_of(adversary, spec.shape, folder),
+        public_of(adversary, shape, folder),
         protections,
         contradictions_by_client(selection, model),
         ParticipantsByRound(clients, attendance_by_round(selection)),
@@ -116,10 +108,11 @@ def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[
     if table.weights is None:
         return {}
     state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
-    return read_model_tensors("recording.weights", path, state, optional=state).single
+    return read_model_tensors("recording.weights", path, state, optional=state)[1]
 
 
-def _check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
+def check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
+    """Refuse what no bundle can give an adversary, before it is read."""
     if (adversary.knows_labels or adversary.knows_batch_labels) and table.truth is None:
         raise UsageError("adversary.knows_labels needs recording.truth, from which the labels would come.")
     for key, instead in (("client", "recording.whose"), ("round", "recording.rounds")):
@@ -133,7 +126,7 @@ def _transcript(
     table: BundleTable, reader: TranscriptReader, spec: ModelSpec, selection: Selection
 ) -> tuple[Transcript, dict[str, Protection]]:
     """Return the selected rounds as a transcript, and the defences of each client that can be run again."""
-    bundle = reader.bundle
+    bundle, (_, shape, classes, whitening) = reader.bundle, spec
     rounds = {
         index: _with_plan_facts(reader.round(index, selection.clients_with_updates(index)), table)
         for index in selection.rounds
@@ -146,13 +139,13 @@ def _transcript(
     rules = {rule_of(bundle, index) for index in selection.rounds}
     class_names = preferred(bundle.facts, "class_names")
     terms = Terms(
-        spec.shape,
-        spec.classes,
-        spec.whitening,
+        shape,
+        classes,
+        whitening,
         clients,
         rules.pop() if len(rules) == 1 else f"one of {', '.join(sorted(rules))}",
         # All classes have a name, or none: a missing one would shift those after it.
-        None if class_names is None or len(class_names) != spec.classes else tuple(class_names),
+        None if class_names is None or len(class_names) != classes else tuple(class_names),
         texts,
         tuple(preferred(bundle.facts, "behaviours", ())),
     )
@@ -222,7 +215,7 @@ def _protection(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
     if any(origin_of("defences", part["name"]) != BUILT_IN or ":" in part["name"] for part in parts):
         return None
     try:
-        return defences_of([DefenceTable(name=part["name"], **(part.get("options") or {})) for part in parts])
+        return defences_of([PartTable(name=part["name"], **(part.get("options") or {})) for part in parts])
     except (UsageError, TypeError, ValueError):
         return None
 
@@ -247,3 +240,75 @@ def _is_possible(view: View, transcript: Transcript, truths: Truths | None) -> b
     except UsageError:
         return False
     return True
+
+
+def model_spec(table: BundleTable, bundle: Bundle, truths: Truths | None) -> ModelSpec:
+    """Return what the plan gives or else the bundle; what neither has is asked for by its key."""
+    facts = bundle.facts
+    owner = next(iter(truths.examples.values()), None) if truths is not None else None
+    shape = table.shape or preferred(facts, "shape") or (None if owner is None else list(owner.images.shape[1:]))
+    whitening, recorded = None if table.whitening is None else table.whitening.value(), preferred(facts, "whitening")
+    if whitening is None and recorded is not None:
+        whitening = Whitening(tuple(recorded["mean"]), tuple(recorded["std"]))
+    classes = table.classes or preferred(facts, "classes")
+    if shape is None or classes is None or whitening is None:
+        values = {"shape": shape, "classes": classes, "whitening": whitening}
+        missing = [key for key, value in values.items() if value is None]
+        raise UsageError(("shape" in missing and input_problem(bundle)) or _ask_for(bundle, missing))
+    channels, height, width = shape
+    if len(whitening.mean) not in (1, channels):
+        raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
+    for client, examples in ({} if truths is None else truths.examples).items():
+        _check_truth(bundle, client, examples, (channels, height, width), classes)
+    return _model_name(bundle, table.model), (channels, height, width), classes, whitening
+
+
+def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[int, int, int], classes: int) -> None:
+    if tuple(examples.images.shape[1:]) != shape:
+        raise DataError(
+            f"recording.truth has images of shape {tuple(examples.images.shape[1:])} of {client!r}, expected {shape} "
+            f"as {bundle.folder} says: correct one of them."
+        )
+    labels = examples.labels
+    if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise DataError(
+            f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "
+            "first): correct one of them."
+        )
+
+
+def input_problem(bundle: Bundle) -> str:
+    """Return what to tell a user if the network's inputs were not images; empty if nothing says so."""
+    shape = preferred(bundle.facts, INPUTS)
+    if not isinstance(shape, list) or preferred(bundle.facts, "shape") is not None:
+        return ""
+    return (
+        f"{bundle.folder} was recorded from a network with inputs of shape {str(tuple(shape))[:300]}, and fedglass "
+        "attacks images (channels, height, width) only: it cannot tell what these messages reveal."
+    )
+
+
+def _ask_for(bundle: Bundle, missing: Sequence[str]) -> str:
+    """Return where missing facts can come from: a server does not know how its clients normalise their images."""
+    from_clients = bundle.manifest.writer == "server" and "shape" in missing
+    return (
+        f"{bundle.folder} does not have its {', '.join(missing)}, expected in the bundle or the plan: "
+        + ("add the clients' own recordings with `fedglass join`, or " if from_clients else "")
+        + f"add {', '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
+        f"{bundle.folder}` writes."
+    )
+
+
+def _model_name(bundle: Bundle, model: str | None) -> str:
+    """Return the model that the user names, or a built-in one that the bundle names: no data file may run code."""
+    if model is not None:
+        return model
+    recorded = preferred(bundle.facts, "model")
+    if recorded is None:
+        raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
+    if origin_of("models", recorded) != BUILT_IN:
+        raise UsageError(
+            f"{bundle.folder} names the model {recorded!r}, which is code that is not part of fedglass: if you trust "
+            f"it, say so with --model {recorded}, and --code DIR for its folder, or recording.model."
+        )
+    return str(recorded)

@@ -29,24 +29,21 @@ from fedglass.core.types import Observation, Whitening
 from fedglass.data.catalogue import located
 from fedglass.federation.transcript import Participant, Terms, Transcript
 from fedglass.federation.views import Knows, Together, ViewBuilder
-from fedglass.plan.bundles import OpenBundle, open_bundle, recorded_bundle
+from fedglass.plan.bundles import OpenBundle, input_problem, open_bundle, recorded_bundle
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
-from fedglass.recordings.epsilons import RecordedEpsilon, adapts_clipping, recorded_epsilons
-from fedglass.recordings.format import preferred
-from fedglass.recordings.observed import Contradiction, contradictions_of, update_of
+from fedglass.recordings.epsilons import adapts_clipping, recorded_epsilons
+from fedglass.recordings.facts import preferred
+from fedglass.recordings.observed import contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
-from fedglass.recordings.training_facts import participant_of
-from fedglass.recordings.transcript import input_problem
+from fedglass.recordings.transcript import participant_of
 
 NEEDED = ("model", "shape", "classes", "whitening")
 """Facts that every attack needs."""
-FILES = {"truth": "examples that the clients stored for scoring", "weights": "parameters that clients never send"}
-"""Comments on the files that a plan names next to a bundle, by key."""
 
 AttackSelection = tuple[dict[str, str | None], dict[str, str]]
 """Attacks with their label methods (None: their own), and those that are left out, with the reason."""
@@ -73,7 +70,19 @@ class Draft:
     @property
     def text(self) -> str:
         """The plan as TOML, with comments for the user."""
-        return "\n".join(_toml_lines(self))
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        loader = PackageLoader("fedglass.plan", "templates")
+        templates = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+        templates.filters |= {"quoted": _quoted, "one_line": _one_line}
+        return templates.get_template("bundle.toml").render(
+            plan=self.plan,
+            table=self.plan.recording[0],
+            missing=_missing_keys(self.bundle),
+            used=self.plan.adversary.model_fields_set,
+            problem=self.problem,
+            skipped_attacks=self.skipped_attacks,
+        )
 
     def job(self) -> Job:
         """Return the audit of the plan; paths in it are absolute."""
@@ -94,12 +103,9 @@ def draft(
     """Return the plan that audits a bundle.
 
     Args:
-        folder: The bundle.
         path: The bundle as the plan names it; its absolute path by default.
-        model: The user's name of the model.
         truth: Examples of the clients, for scoring; by default the folder next to the bundle, if there is one.
         weights: A file of parameters that clients never send.
-        public: The user's name of public data.
     """
     truth_folder = folder.with_name(folder.name + "-truth") if truth is None else truth
     table = BundleTable(
@@ -185,65 +191,9 @@ def _refusal(name: str, observations: Sequence[Observation], **parts: object) ->
     return ""
 
 
-def _toml_lines(drafted: Draft) -> Iterator[str]:
-    plan = drafted.plan
-    (table,) = plan.recording
-    assert isinstance(table, BundleTable), "a draft is the plan of a bundle"
-    yield "# The plan of a recorded federation, written by `fedglass init --from`; all keys: docs/plan.md."
-    yield f"title = {_quoted(plan.title)}"
-    yield ""
-    yield "[recording]"
-    yield f"bundle = {_quoted(table.bundle)}"
-    yield from _model_lines(drafted.bundle, table.model)
-    for key, comment in FILES.items():
-        if (file := getattr(table, key)) is not None:
-            yield f"{key} = {_quoted(file)}  # {comment}"
-    yield '# rounds = [1, 2]         # by the federation\'s own numbers, or "all"; by default some with every client'
-    yield '# whose = ["name"]        # clients to audit; all by default'
-    yield "# training = { lr = 0.1 } # overrides what the bundle says"
-    yield ""
-    yield from _adversary_lines(plan.adversary)
-    yield '# view = "aggregate"      # or "server"; by default that of the federation\'s own server'
-    yield ""
-    if drafted.problem:
-        yield f"# Not checked yet: {_one_line(drafted.problem)}"
-    for attack in plan.attacks:
-        yield "[[attacks]]"
-        for key in ("name", "labels", "start"):
-            if (value := getattr(attack, key)) is not None:
-                yield f"{key} = {_quoted(value)}"
-        yield ""
-    for name, reason in drafted.skipped_attacks.items():
-        yield f"# left out: {name}: {_one_line(reason)}"
-    yield from ("", "[gate]", f"metric = {_quoted(plan.gate.metric)}", f"threshold = {plan.gate.threshold}", "")
-
-
-def _adversary_lines(adversary: AdversaryTable) -> Iterator[str]:
-    """Yield the adversary's table, with keys that are not used as comments."""
-    used = adversary.model_fields_set
-    yield "[adversary]" if used else "# [adversary]"
-    mark = "" if "together" in used else "# "
-    yield f"{mark}together = {_quoted('also')}       # rounds of the same data one by one, and at once"
-    mark = "" if "public" in used else "# "
-    yield (
-        f"{mark}public = {_quoted(adversary.public or 'public/')}  # examples like the clients' that no client has, at "
-        "least 200 of each class: they show whether a message names its records"
-    )
-
-
-def _model_lines(bundle: Bundle, model: str | None) -> Iterator[str]:
-    """Yield the user's model, and the keys that the bundle cannot fill as comments to fill in."""
-    facts = bundle.facts
-    if model is not None:
-        yield f"model = {_quoted(model)}"
-    elif preferred(facts, "model") is None:
-        yield '# model = "package.module:factory"  # missing: the architecture, or a name of `fedglass list models`'
-    if preferred(facts, "shape") is None:
-        yield "# shape = [3, 32, 32]     # missing: channels, height and width"
-    if preferred(facts, "classes") is None:
-        yield "# classes = 10            # missing"
-    if preferred(facts, "whitening") is None:
-        yield "# whitening = { mean = [0.5, 0.5, 0.5], std = [0.5, 0.5, 0.5] }  # missing: how pixels were normalised"
+def _missing_keys(bundle: Bundle) -> list[str]:
+    """Return the facts that every attack needs and the bundle does not have."""
+    return [name for name in NEEDED if preferred(bundle.facts, name) is None]
 
 
 def _quoted(text: str) -> str:
@@ -256,41 +206,56 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-@dataclass(frozen=True, eq=False)
-class BundleInfo:
-    """The contents of a bundle in plain values."""
-
-    bundle: Bundle
-    selection: Selection | None
-    """The messages that an audit would take; None if there are none."""
-    problem: str
-    """Why there are none, or why none of them can be attacked."""
-    contradictions: tuple[Contradiction, ...]
-    missing: Mapping[str, tuple[Fact, ...]]
-    """By attack, the facts that it needs and the bundle does not have."""
-    epsilons: tuple[RecordedEpsilon, ...] = ()
-    """The epsilons that the bundle declares or counts, next to the real ones."""
-    adaptive: bool = False
-    """Whether clipping is adaptive, of which no epsilon is computed."""
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The facts that every attack needs and the bundle does not have."""
-        return tuple(name for name in NEEDED if preferred(self.bundle.facts, name) is None)
-
-
-def inspect_bundle(bundle: Bundle) -> BundleInfo:
-    """Return what a bundle holds, from all of its messages."""
+def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Return what a bundle holds, what contradicts it and what each attack lacks, in types that JSON has."""
     selection, problem = None, ""
     try:
         selection = select_messages(bundle, None)
     except FedglassError as error:
         problem = str(error)
-    problem = problem or input_problem(bundle)
     contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
-    epsilons, adaptive = tuple(recorded_epsilons(bundle)), adapts_clipping(bundle)
-    return BundleInfo(bundle, selection, problem, tuple(contradictions), missing, epsilons, adaptive)
+    return {
+        "bundle": str(bundle.folder),
+        "format": bundle.manifest.format,
+        "recorded_by": bundle.manifest.writer,
+        "facts": bundle.facts,
+        "clients": list(bundle.clients),
+        "rounds": [
+            {
+                "round": index,
+                "sent": round_.sent is not None,
+                "aggregated": round_.aggregated is not None,
+                "facts": round_.facts,
+                "messages": [
+                    {
+                        "client": message.client,
+                        "received": message.received is not None,
+                        "sent_own": message.sent is not None,
+                        "absent": message.absent,
+                        "facts": bundle.facts_of(message.client, index),
+                    }
+                    for message in round_.messages
+                ],
+            }
+            for index, round_ in bundle.rounds.items()
+        ],
+        "view": None if selection is None else selection.view,
+        "looked_at": [] if selection is None else list(selection.rounds),
+        "left_out": [] if selection is None else list(selection.skipped),
+        "problem": problem or input_problem(bundle),
+        "needed": _missing_keys(bundle),
+        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
+        "epsilons": [
+            {"client": epsilon.client, "words": str(epsilon.claim), **epsilon.claim.details}
+            for epsilon in recorded_epsilons(bundle)
+        ],
+        "adaptive_clipping": adapts_clipping(bundle),
+        "attacks": [
+            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
+            for name, facts in missing.items()
+        ],
+    }
 
 
 def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
@@ -324,45 +289,3 @@ def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
     """Check that running statistics came with the message, and that the training moved them."""
     update = update_of(bundle, client, index) or {}
     return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))
-
-
-def info_as_json(info: BundleInfo) -> dict[str, Any]:
-    """Return the same in types that JSON has."""
-    bundle, selection = info.bundle, info.selection
-    return {
-        "bundle": str(bundle.folder),
-        "format": bundle.manifest.format,
-        "recorded_by": bundle.manifest.writer,
-        "facts": bundle.facts,
-        "clients": list(bundle.clients),
-        "rounds": [
-            {
-                "round": index,
-                "sent": round_.sent is not None,
-                "aggregated": round_.aggregated is not None,
-                "facts": round_.facts,
-                "messages": [
-                    {
-                        "client": message.client,
-                        "received": message.received is not None,
-                        "sent_own": message.sent is not None,
-                        "absent": message.absent,
-                        "facts": bundle.facts_of(message.client, index),
-                    }
-                    for message in round_.messages
-                ],
-            }
-            for index, round_ in bundle.rounds.items()
-        ],
-        "view": None if selection is None else selection.view,
-        "looked_at": [] if selection is None else list(selection.rounds),
-        "left_out": [] if selection is None else list(selection.skipped),
-        "problem": info.problem,
-        "needed": list(info.needed),
-        "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in info.contradictions],
-        "epsilons": [{"client": e.client, **e.claim.details, "releases": e.claim.releases} for e in info.epsilons],
-        "attacks": [
-            {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
-            for name, facts in info.missing.items()
-        ],
-    }

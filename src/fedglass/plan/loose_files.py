@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,68 +21,47 @@ from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.tensors import COUNTER, Params, buffers_of, check_update, open_tensors, subtract, weights_of
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
-from fedglass.data.npz import read_npz
+from fedglass.data.readers import read_npz
 from fedglass.federation.transcript import UNKNOWN_RULE, Message, Participant, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import exceeds_precision
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable, RecordingTable
+from fedglass.plan.tables import PartTable, RecordingTable
 from fedglass.recordings.saved import defence_text
+from fedglass.recordings.transcript import moved_below_precision, needed_buffers
 
 DEFENDED = ("Defended, as the plan says.",)
 
 
-@dataclass(frozen=True, eq=False)
-class FileTensors:
-    """The tensors of a file that a plan names, for a model."""
+def read_model_tensors(
+    field: str, path: Path, like: Params, optional: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read the tensors of a file that have the names and shapes of `like`; those in `optional` may be left out.
 
-    field: str
-    """The key of the plan, for error messages."""
-    path: Path
-    stored: Mapping[str, Tensor]
-    """In the file's own types."""
-
-    @property
-    def single(self) -> dict[str, Tensor]:
-        """The same in single precision, but for counters; refuse what is not a finite float."""
-        return {name: self._as_single(name, tensor) for name, tensor in self.stored.items()}
-
-    def _as_single(self, name: str, tensor: Tensor) -> Tensor:
-        if name.endswith(COUNTER):
-            return tensor
-        if not tensor.is_floating_point():
-            raise UpdateError(f"{self.field}: {self.path}: {name!r} must hold floats, got {tensor.dtype}.")
-        single = tensor.float()
-        if not torch.isfinite(single).all():
-            raise UpdateError(
-                f"{self.field}: {self.path}: {name!r} holds NaN or infinity: the client's training diverged or the "
-                "file is damaged. Lower the client's learning rate or record it again."
-            )
-        return single
-
-    def check_precision(self, update: Params, before: FileTensors | None = None) -> None:
-        """Refuse what moved in the file's own precision only: in single precision it would count as not trained."""
-        for name in (name for name, tensor in update.items() if not bool(tensor.any())):
-            stored = self.stored[name]
-            is_lost = (
-                bool(stored.any()) if before is None else exceeds_precision(stored, torch.float32, before.stored[name])
-            )
-            if is_lost:
-                raise UpdateError(
-                    f"{self.field}: {self.path}: {name!r} moved by less than a weight in single precision can hold: "
-                    "give the difference as recording.update, or the weights as the model had them."
-                )
-
-
-def read_model_tensors(field: str, path: Path, like: Params, optional: Collection[str] = ()) -> FileTensors:
-    """Read the tensors of a file that have the names and shapes of `like`; those in `optional` may be left out."""
+    Return them in the file's own types, and in single precision; `field` is the key of the plan that names the file.
+    """
     with _opened(field, path) as file:
         shapes = _shapes(file)
         _check_layout(field, path, shapes, like, optional)
-        return FileTensors(field, path, {name: file.get_tensor(name) for name in like if name in shapes})
+        stored = {name: file.get_tensor(name) for name in like if name in shapes}
+    return stored, {name: _as_single(f"{field}: {path}: {name!r}", name, tensor) for name, tensor in stored.items()}
+
+
+def _as_single(where: str, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor in single precision, but a counter as it is; refuse what is not a finite float."""
+    if name.endswith(COUNTER):
+        return tensor
+    if not tensor.is_floating_point():
+        raise UpdateError(f"{where} must hold floats, got {tensor.dtype}.")
+    single = tensor.float()
+    if not torch.isfinite(single).all():
+        raise UpdateError(
+            f"{where} holds NaN or infinity: the client's training diverged or the file is damaged. Lower the client's "
+            "learning rate or record it again."
+        )
+    return single
 
 
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
@@ -126,16 +105,18 @@ def _check_layout(
 def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> Recorded:
     """Return the message in the files as a transcript of one round, with the truth if the plan names it."""
     _check_adversary(table, adversary)
-    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
-    shape = data.shape if data is not None else _shape(table)
+    data, shape = _truth(table, folder)
     model = build(table.model, shape=shape, classes=table.classes)
-    file = _read_state("recording.before", _path(table.before, folder), model)
-    before, buffers = _split(file.single, model)
+    stored, before, buffers = _read_state("before", table.before, folder, model)
     if table.buffers is not None:
-        path = _path(table.buffers, folder)
-        buffers |= read_model_tensors("recording.buffers", path, buffers_of(model)).single
-    _check_buffers(model, buffers)
-    update, buffers_after = _update(table, folder, model, before, file)
+        buffers |= _read_buffers("buffers", table.buffers, folder, model)
+    missing = [name for name in needed_buffers(model) if name not in buffers]
+    if missing:
+        raise UpdateError(
+            f"recording.buffers is missing: the model has running statistics such as {missing[0]!r}, expected them in "
+            "recording.before or in a file of their own: save the model's whole state_dict."
+        )
+    update, buffers_after = _update(table, folder, model, before, stored)
     participants = _participants(table, data)
     names = tuple(p.name for p in participants)
     alone = len(names) == 1
@@ -165,7 +146,7 @@ def recorded_message(table: RecordingTable, adversary: AdversaryTable, folder: P
     )
 
 
-def defence_texts(defended: bool | list[DefenceTable]) -> tuple[str, ...]:
+def defence_texts(defended: bool | list[PartTable]) -> tuple[str, ...]:
     """Return the sentences about what protects a client, from the plan's key `defended`."""
     if isinstance(defended, list):
         return tuple(defence_text(name) for name in defence_names(defences_of(defended)))
@@ -175,8 +156,8 @@ def defence_texts(defended: bool | list[DefenceTable]) -> tuple[str, ...]:
 def check_recording(table: RecordingTable, adversary: AdversaryTable, folder: Path) -> None:
     """Refuse what is wrong with a recording whatever its model may be."""
     _check_adversary(table, adversary)
-    data = None if table.truth is None else _truth(table, _path(table.truth, folder))
-    _whitening(table, data.shape if data is not None else _shape(table))
+    data, shape = _truth(table, folder)
+    _whitening(table, shape)
     _participants(table, data)
     for name in ("before", "after", "update", "buffers", "buffers_after"):
         path = getattr(table, name)
@@ -241,13 +222,13 @@ def _path(text: str, folder: Path) -> Path:
     return folder / Path(text).expanduser()
 
 
-def _shape(table: RecordingTable) -> tuple[int, int, int]:
-    assert table.shape is not None, "the plan's validation demands it"
-    channels, height, width = table.shape
-    return channels, height, width
-
-
-def _truth(table: RecordingTable, path: Path) -> Dataset:
+def _truth(table: RecordingTable, folder: Path) -> tuple[Dataset | None, tuple[int, int, int]]:
+    """Return the examples behind the message, if the plan names them, and the shape of one."""
+    if table.truth is None:
+        assert table.shape is not None, "the plan's validation demands it"
+        channels, height, width = table.shape
+        return None, (channels, height, width)
+    path = _path(table.truth, folder)
     data = read_npz(path)
     if table.shape is not None and tuple(table.shape) != data.shape:
         raise DataError(
@@ -264,61 +245,51 @@ def _truth(table: RecordingTable, path: Path) -> Dataset:
             f"recording.examples is {table.examples}, but recording.truth {path} holds {len(data)} images: "
             "give all images behind the message, or leave recording.examples out."
         )
-    return data
+    return data, data.shape
 
 
 def _update(
-    table: RecordingTable, folder: Path, model: nn.Module, before: Params, before_file: FileTensors
+    table: RecordingTable, folder: Path, model: nn.Module, before: Params, stored_before: Params
 ) -> tuple[Params, Params]:
     """Return the update, and the running statistics after it if there are any."""
     buffers_after: dict[str, Tensor] = {}
     if table.update is not None:
-        file = read_model_tensors("recording.update", _path(table.update, folder), weights_of(model))
-        update = file.single
-        file.check_precision(update)
+        field, path = "update", _path(table.update, folder)
+        stored, update = read_model_tensors("recording.update", path, weights_of(model))
+        lost = moved_below_precision(update, stored, None)
     else:
         assert table.after is not None, "the plan's validation demands it"
-        file = _read_state("recording.after", _path(table.after, folder), model)
-        after, buffers_after = _split(file.single, model)
+        field, path = "after", _path(table.after, folder)
+        stored, after, buffers_after = _read_state(field, table.after, folder, model)
         update = subtract(after, before)
-        if table.clients == 1:  # a mean rounds
-            file.check_precision(update, before_file)
+        # A mean of several clients rounds.
+        lost = moved_below_precision(update, stored, stored_before) if table.clients == 1 else None
+    if lost is not None:
+        raise UpdateError(
+            f"recording.{field}: {path}: {lost!r} moved by less than a weight in single precision can hold: give the "
+            "difference as recording.update, or the weights as the model had them."
+        )
     check_update(update, before)
     if not any(bool(tensor.any()) for tensor in update.values()):
-        field = (
-            "recording.after is the same as recording.before" if table.update is None else "recording.update is zero"
-        )
+        problem = "is the same as recording.before" if field == "after" else "is zero"
         raise UpdateError(
-            f"{field} in every entry, expected what a client's training changed: check that it trained, and that "
-            "the weights before and after were not mixed up."
+            f"recording.{field} {problem} in every entry, expected what a client's training changed: check that it "
+            "trained, and that the weights before and after were not mixed up."
         )
     if table.buffers_after is not None:
-        path = _path(table.buffers_after, folder)
-        buffers_after = {
-            **buffers_after,
-            **read_model_tensors("recording.buffers_after", path, buffers_of(model)).single,
-        }
+        buffers_after |= _read_buffers("buffers_after", table.buffers_after, folder, model)
     return update, buffers_after
 
 
-def _read_state(field: str, path: Path, model: nn.Module) -> FileTensors:
-    buffers = buffers_of(model)
-    return read_model_tensors(field, path, {**weights_of(model), **buffers}, optional=buffers)
+def _read_state(
+    key: str, file: str, folder: Path, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return what a file stores, its parameters in single precision, and its buffers if there are any."""
+    weights, buffers = weights_of(model), buffers_of(model)
+    state = {**weights, **buffers}
+    stored, single = read_model_tensors(f"recording.{key}", _path(file, folder), state, optional=buffers)
+    return stored, {name: single[name] for name in weights}, {name: single[name] for name in buffers if name in single}
 
 
-def _split(state: Params, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters, and buffers if there are any."""
-    return (
-        {name: state[name] for name in weights_of(model)},
-        {name: state[name] for name in buffers_of(model) if name in state},
-    )
-
-
-def _check_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    needed = [n for n, b in buffers_of(model).items() if b.is_floating_point() and n in model.state_dict()]
-    missing = [name for name in needed if name not in buffers]
-    if missing:
-        raise UpdateError(
-            f"recording.buffers is missing: the model has running statistics such as {missing[0]!r}, expected "
-            "them in recording.before or in a file of their own: save the model's whole state_dict."
-        )
+def _read_buffers(key: str, file: str, folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    return read_model_tensors(f"recording.{key}", _path(file, folder), buffers_of(model))[1]

@@ -1,6 +1,7 @@
 """The parts that a plan names, made with checked options: the names, types and ranges of options are validated.
 
-Also here: the public data of the adversary, and views that are attacked together.
+Code outside fedglass that a plan runs is listed before any of it is imported. Also here: the public data of the
+adversary, and views that are attacked together.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedglass.audit.public import Public
 from fedglass.core.errors import DataError, UsageError, unknown_name
-from fedglass.core.foreign import refused
-from fedglass.core.registry import factory, find, make, parameters
+from fedglass.core.foreign import is_dotted, is_importable, refused
+from fedglass.core.registry import BUILT_IN, KINDS, factory, find, make, names, origin_of, parameters
 from fedglass.data.catalogue import load, located
 from fedglass.federation.views import Together, View
 from fedglass.fl.release import Protection
 from fedglass.plan.schema import AdversaryTable
-from fedglass.plan.tables import DefenceTable, Named
+from fedglass.plan.tables import PartTable
 
 PLAIN = (int, float, bool, str)
 Range = tuple[Callable[[float], bool], str]
@@ -145,13 +147,13 @@ def defaults_in_words(make: Callable[..., object]) -> str:
     return ", ".join(shown)
 
 
-def made(kind: str, table: Named) -> Any:
+def made(kind: str, table: PartTable) -> Any:
     """Return the part that a table names, with the table's options."""
     options = checked_options(find(kind, table.name).title, factory(kind, table.name), table.options)
     return make(kind, table.name, **options)
 
 
-def defences_of(tables: Sequence[DefenceTable]) -> Protection:
+def defences_of(tables: Sequence[PartTable]) -> Protection:
     """Return the defences as at most one gradient function, and the releases one after another."""
     return Protection.of([made("defences", table) for table in tables])
 
@@ -187,3 +189,74 @@ def joined(views: Sequence[tuple[View, Group]], together: bool | Literal["also"]
         (Together(tuple(same)), group) for group, same in views_by_group.items() if len(same) >= least
     ]
     return [*views, *joined_views] if together == "also" else joined_views
+
+
+# Code outside fedglass.
+
+READERS = ("datasets", "initialisations")
+"""Kinds whose names may end with the path of a file."""
+KIND_OF_KEY = {
+    "data": "datasets",
+    "public": "datasets",
+    "model": "models",
+    "init": "initialisations",
+    "rule": "rules",
+    "behaviour": "behaviours",
+    "defences": "defences",
+    "defended": "defences",
+    "attacks": "attacks",
+    "labels": "labels",
+    "refine": "refinements",
+    "names": "metrics",
+    "metric": "metrics",
+}
+"""The keys of a plan that name registered parts, or have tables that do."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A part of a plan that is made by code outside fedglass."""
+
+    kind: str
+    name: str
+    origin: str
+    """`package X 1.2` for a part of an installed package; the name itself if it is imported by that name."""
+
+    def __str__(self) -> str:
+        origin = "" if self.origin == self.name else f" of {self.origin}"
+        return f"{self.name} ({KINDS[self.kind].noun}{origin})"
+
+
+def code_of(table: BaseModel, kind: str = "") -> tuple[Code, ...]:
+    """Return all code outside fedglass that a plan or one of its tables runs, in the order of the plan.
+
+    `kind` is that of the part that the table itself names. Code that only a bundle names never runs.
+    """
+    return tuple(dict.fromkeys(_code_in(table, kind)))
+
+
+def _code_in(value: object, kind: str) -> Iterator[Code]:
+    """Yield the code in the value of a key that names parts of this kind."""
+    if isinstance(value, str) and kind:
+        yield from code_named(kind, value)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _code_in(entry, kind)
+    elif isinstance(value, BaseModel):
+        for key in type(value).model_fields:
+            named = kind if key == "name" else KIND_OF_KEY.get(key, "")
+            yield from _code_in(getattr(value, key), named)
+
+
+def code_named(kind: str, text: str) -> Iterator[Code]:
+    """Yield the code that a name stands for, unless it is built in."""
+    first, colon, path = text.partition(":")
+    if kind in READERS and first in names(kind):
+        text, colon = first, ""
+    elif kind == "datasets" and not (is_dotted(first) and ("." in first or is_importable(first))):
+        return  # a path, or an unknown format
+    elif kind in READERS:
+        text = f"{first}:{path.partition(':')[0]}"
+    origin = origin_of(kind, text)
+    if origin != BUILT_IN and (colon or origin != text):
+        yield Code(kind, text, origin)

@@ -26,14 +26,14 @@ from fedglass.plan.tables import (
     Finite,
     Listed,
     Name,
-    Named,
+    PartTable,
+    PlanTable,
     RecordingTable,
     Repeats,
     Round,
     Seed,
     SomeClients,
     SomeRounds,
-    Table,
     Title,
 )
 from fedglass.verdict.gate import Gate
@@ -148,7 +148,7 @@ LONGEST = 2**20
 """Largest plan file in bytes."""
 
 
-class AdversaryTable(Table):
+class AdversaryTable(PlanTable):
     """The adversary: what it sees and what it knows."""
 
     view: Literal["server", "aggregate", "peer"] = "server"
@@ -190,11 +190,7 @@ class AdversaryTable(Table):
         return rounds * (clients if isinstance(self.client, str) else len(set(self.client)))
 
 
-class RefineTable(Named):
-    """A refinement of reconstructed images: `fedglass list refinements`; all other keys are its options."""
-
-
-class AttackTable(Named):
+class AttackTable(PartTable):
     """A published attack; all other keys are options of its recipe."""
 
     label: Name | None = None
@@ -203,18 +199,18 @@ class AttackTable(Named):
     """The method that finds labels: `fedglass list labels`; left out: the recipe's own."""
     start: Name | None = None
     """Another attack that gives the starting images, such as `exact`; images that it cannot read start at random."""
-    refine: Annotated[list[RefineTable], Field(max_length=10), Listed] = []
-    """Refinements of the found images, one after another, after those of the recipe."""
+    refine: Annotated[list[PartTable], Field(max_length=10), Listed] = []
+    """Refinements of the images, one after another, after those of the recipe: `fedglass list refinements`."""
 
 
-class MetricsTable(Table):
+class MetricsTable(PlanTable):
     """The computed metrics."""
 
     names: Annotated[list[Name], Field(min_length=1, max_length=50)] = ["psnr", "ssim", "rmse", "lpips"]
     """Names of `fedglass list metrics`."""
 
 
-class GateTable(Table):
+class GateTable(PlanTable):
     """Pass and fail criteria."""
 
     metric: Name = "psnr"
@@ -248,7 +244,7 @@ AnyRecording = Annotated[
 ]
 
 
-class Plan(Table):
+class Plan(PlanTable):
     """A plan file."""
 
     title: Title = ""
@@ -350,15 +346,11 @@ def json_schema() -> dict[str, Any]:
 
 def _accepting_tables(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema that also accepts a single table instead of a list of one, such as `[federation]`."""
-    tables = schema["$defs"]
-    places = [(schema, key) for key in ("federation", "recording", "defences", "attacks")]
-    places += [
-        (tables["AttackTable"], "refine"),
-        (tables["GroupTable"], "behaviour"),
-        (tables["FederationTable"], "group"),
-    ]
-    for table, key in places:
-        entry = table["properties"][key]
-        array = {name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")}
-        entry["anyOf"] = [array, array["items"]]
+    for table in (schema, *schema["$defs"].values()):
+        for entry in table["properties"].values():
+            if entry.get("type") == "array" and {"$ref", "oneOf"} & entry["items"].keys():
+                array = {
+                    name: entry.pop(name) for name in list(entry) if name not in ("description", "default", "title")
+                }
+                entry["anyOf"] = [array, array["items"]]
     return schema

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from fedglass.core.optimisers import OPTIMISERS, Optimiser
+from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.types import BatchNorm, Training, Whitening
 
 MOST_CASES = 100_000
@@ -46,10 +47,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 PerChannel = Annotated[list[Finite], Field(min_length=1, max_length=16)]
 Index = Annotated[int, Field(ge=0, lt=10**9)]
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-ClientName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class Table(BaseModel):
+class PlanTable(BaseModel):
     """A table of a plan: unknown keys are refused, and the docstring of a key is its documentation.
 
     Strict: true is not 1, and "5" is not 5.
@@ -58,8 +58,8 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class Named(BaseModel):
-    """A registered part; all other keys are its options."""
+class PartTable(BaseModel):
+    """A rule, behaviour, defence or refinement by its name; all other keys are its options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
 
@@ -71,20 +71,16 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class DefenceTable(Named):
-    """A defence; all other keys are its options."""
-
-
 def listed(value: Any) -> Any:
     """Return a list for a single table: `[federation]` is short for `[[federation]]`."""
     return [value] if isinstance(value, dict) else value
 
 
 Listed = BeforeValidator(listed)
-Defences = Annotated[list[DefenceTable], Field(max_length=20), Listed]
+Defences = Annotated[list[PartTable], Field(max_length=20), Listed]
 
 
-class TrainingTable(Table):
+class TrainingTable(PlanTable):
     """The training of a client."""
 
     lr: LearningRate
@@ -131,27 +127,16 @@ class TrainingTable(Table):
         return self
 
     def value(self) -> Training:
-        return Training(
-            self.lr,
-            self.epochs,
-            self.batch_size,
-            BatchNorm(self.batch_norm),
-            self._optimiser(),
-            self.shuffle,
-            self.steps,
-            self.clip,
-            self.label_smoothing,
-        )
-
-    def _optimiser(self) -> Optimiser:
-        """Return the optimiser, with its own defaults for missing keys."""
-        betas = None if self.betas is None else (self.betas[0], self.betas[1])
-        for_sgd = {"weight_decay": self.weight_decay, "momentum": self.momentum, "nesterov": self.nesterov}
-        options: dict[str, Any] = {**for_sgd, "betas": betas, "eps": self.eps}
-        return OPTIMISERS[self.optimiser](**{name: value for name, value in options.items() if value is not None})
+        """Return the training; keys that are left out have the optimiser's own defaults."""
+        options = self.model_dump(include={"weight_decay", "momentum", "nesterov", "eps"}, exclude_none=True)
+        if self.betas is not None:
+            options["betas"] = tuple(self.betas)
+        optimiser = OPTIMISERS[self.optimiser](**options)
+        same = self.model_dump(include={field.name for field in fields(Training)})
+        return Training(**{**same, "batch_norm": BatchNorm(self.batch_norm), "optimiser": optimiser})
 
 
-class WhiteningTable(Table):
+class WhiteningTable(PlanTable):
     """Channel means and standard deviations, instead of the dataset's own."""
 
     mean: PerChannel
@@ -163,21 +148,13 @@ class WhiteningTable(Table):
         return Whitening(tuple(self.mean), tuple(self.std))
 
 
-class RuleTable(Named):
-    """An aggregation rule; all other keys are its options."""
-
-
-class BehaviourTable(Named):
-    """A behaviour of a client, such as poisoning; all other keys are its options."""
-
-
-class GroupTable(Table):
+class GroupTable(PlanTable):
     """Clients that differ from the others of their federation."""
 
     clients: SomeClients
     """Positions of these clients."""
-    behaviour: Annotated[list[BehaviourTable], Field(max_length=1000), Listed] = []
-    """One behaviour, or one for each round (the last one stays); left out: honest."""
+    behaviour: Annotated[list[PartTable], Field(max_length=1000), Listed] = []
+    """One behaviour, such as poisoning, or one for each round (the last one stays); left out: honest."""
     rejoins_after: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Rejected updates in a row after which a client comes back under a new name; left out: never."""
     defences: Defences | None = None
@@ -186,18 +163,18 @@ class GroupTable(Table):
     """Training instead of the federation's."""
 
 
-class SweepTable(Table):
+class SweepTable(PlanTable):
     """Several values for one option of a defence of the plan: each value gives its own federation."""
 
     defence: Name
     """Name of the defence in `[[defences]]`."""
     option: Name
     """Name of the option, such as `noise_multiplier`; the value in the defence's own table is ignored."""
-    values: Annotated[list[Annotated[float, Field(allow_inf_nan=False)] | int], Field(min_length=2, max_length=50)]
+    values: Annotated[list[Finite | int], Field(min_length=2, max_length=50)]
     """Values of the option; the report plots the attacks' scores over them, next to the best blind guess."""
 
 
-class FederationTable(Table):
+class FederationTable(PlanTable):
     """A federation to simulate."""
 
     name: Title = ""
@@ -242,7 +219,7 @@ class FederationTable(Table):
     """Whether the federation has the plan's defences; false: none, for comparison."""
     sweep: SweepTable | None = None
     """Run the federation once for each value of an option of a defence."""
-    rule: RuleTable | None = None
+    rule: PartTable | None = None
     """Aggregation rule of the server: `fedglass list rules`; left out: the mean."""
     group: Annotated[list[GroupTable], Field(max_length=10_000), Listed] = []
     """Groups of clients that differ from the others."""
@@ -281,7 +258,7 @@ class FederationTable(Table):
         return self
 
 
-class BundleTable(Table):
+class BundleTable(PlanTable):
     """A federation that a recorder wrote to a folder: `fedglass record-info`, docs/bundles.md."""
 
     bundle: Folder
@@ -304,7 +281,7 @@ class BundleTable(Table):
     """A folder of examples that clients stored, for scoring."""
     rounds: Annotated[list[Index], Field(min_length=1, max_length=10_000)] | Literal["all"] | None = None
     """Rounds to audit, by the federation's own numbers; by default some in which every client appears."""
-    whose: Annotated[list[ClientName], Field(min_length=1, max_length=10_000)] | None = None
+    whose: Annotated[list[Name], Field(min_length=1, max_length=10_000)] | None = None
     """Names of the clients to audit; all by default."""
     training: TrainingTable | None = None
     """The training of each client; overrides the bundle's."""
@@ -312,7 +289,7 @@ class BundleTable(Table):
     """Whether a defence was in place, or which with what options; overrides the bundle's."""
 
 
-class RecordingTable(Table):
+class RecordingTable(PlanTable):
     """A message that was recorded from a real federation."""
 
     name: Title = ""

@@ -155,15 +155,16 @@ def fedleak(
     median: int = 5,
     iterations: int = 1000,
     restarts: int = 1,
+    crop: bool = False,
 ) -> Attack:
     """Search the weights of a generator by partial gradient matching and gradient regularisation; last iterate.
 
     As released (read from the copy in github.com/KaimingZhu/FedLeak_transfer_test: 10,000 iterations, rate 0.01 with
     cosine decay, a median filter at the end), at full resolution and with inferred labels as the coarse-to-fine paper
     runs it; the release uses the true ones. AdamW's weight decay is left out, and total variation is measured in
-    whitened coordinates.
+    whitened coordinates. Sides other than powers of two are resized, or cropped with `crop`.
     """
     solver = LookaheadAdam(rate=0.01, iterations=iterations, schedule=CosineDecay())
     objective = PartialMatch() + tv * TotalVariation(share=1.0)
-    stage = Stage(OneGradient(), GeneratorWeights(width), objective, solver)
+    stage = Stage(OneGradient(), GeneratorWeights(width, crop=crop), objective, solver)
     return Attack(labels, (stage,), FirstEpoch(), (MedianFilter(median),), restarts)

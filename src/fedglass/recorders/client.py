@@ -24,7 +24,8 @@ from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.format import MANIFEST, OF_CLIENT, sheet
+from fedglass.recordings.facts import OF_CLIENT
+from fedglass.recordings.format import MANIFEST
 from fedglass.recordings.reader import read_index
 from fedglass.recordings.truth_files import FACTS, check_examples, write_client_truth
 
@@ -100,7 +101,7 @@ class ClientRecorder:
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
         if defences:
             facts["defences"] = [dict(defence) for defence in defences]
-        self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.told(facts, "read"))
+        self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.sheet(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with log_and_continue(f"could not record the examples of {self.client!r}"):
                 self._write_truth(self.truth, index, reader)
@@ -275,6 +276,6 @@ def copy_training(writer: BundleWriter, folder: Path, index: int) -> None:
     if not (folder / MANIFEST).exists():
         return
     manifest, rounds = read_index(folder)
-    writer.add_facts(sheet(manifest.facts))
+    writer.add_facts(manifest.facts)
     for message in rounds[index].messages if index in rounds else ():
-        writer.round(index).add_client_facts(message.client, sheet(message.facts))
+        writer.round(index).add_client_facts(message.client, message.facts)

@@ -21,8 +21,8 @@ from fedglass.recorders.client import copy_training, folder_name, log_and_contin
 from fedglass.recorders.filters import Part, flower_clipping, is_adaptive
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.epsilons import SPENT
-from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
-from fedglass.recordings.sizes import sizes_of_extras
+from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
+from fedglass.recordings.format import MANIFEST
 
 NAME_METRIC = "partition-id"
 

@@ -36,18 +36,12 @@ OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 """A listener: it receives the function, its arguments and options, and its result."""
 
 LOSSES: Mapping[Any, str] = {
-    F.cross_entropy: "cross_entropy",
-    F.nll_loss: "nll_loss",
-    F.mse_loss: "mse_loss",
-    F.l1_loss: "l1_loss",
-    F.smooth_l1_loss: "smooth_l1_loss",
-    F.huber_loss: "huber_loss",
-    F.kl_div: "kl_div",
-    F.binary_cross_entropy: "binary_cross_entropy",
-    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
-    F.multi_margin_loss: "multi_margin_loss",
-    F.cosine_embedding_loss: "cosine_embedding_loss",
-    F.triplet_margin_loss: "triplet_margin_loss",
+    getattr(F, name): name
+    for name in (
+        *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("multi_margin_loss", "cosine_embedding_loss", "triplet_margin_loss"),
+    )
 }
 """Loss functions by name; torch's modules call them too."""
 
@@ -207,7 +201,9 @@ class TrainingReader:
         for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
             if id(parameter) not in self._handles:
-                self._handles[id(parameter)] = on_accumulated(parameter, self._harmless(self._on_accumulated))
+                call = self._harmless(self._on_accumulated)
+                handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
+                self._handles[id(parameter)] = handle
 
     def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
         for tensor in outputs:
@@ -317,9 +313,3 @@ def _class_of(optimiser: Optimizer) -> str:
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
     """Call a function with the gradient when it comes to a tensor."""
     tensor.register_hook(call)  # type: ignore[no-untyped-call] # of torch
-
-
-def on_accumulated(parameter: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call a function when a parameter's gradient has been added up."""
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
-    return handle

@@ -29,9 +29,8 @@ from fedglass.recorders.filters import nvflare_defence
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.epsilons import LEDGER, svt_ledger
-from fedglass.recordings.files import Form
-from fedglass.recordings.format import EXTRA_ARRAYS, MANIFEST
-from fedglass.recordings.sizes import sizes_of_extras
+from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
+from fedglass.recordings.format import MANIFEST, Form
 
 log = logging.getLogger("fedglass")
 SITE_FILTERS = "task_result_filters"

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.steps import Gradient, ObservedStep
-from fedglass.recordings.format import INPUTS, RESERVATION_IDS, RESERVATIONS
+from fedglass.recordings.facts import INPUTS, RESERVATION_IDS, RESERVATIONS
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -228,7 +228,7 @@ def _batch_norm(steps: Sequence[ObservedStep], reservations: Reservations) -> st
 def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) -> None:
     modules = {id(step.module) for step in steps if step.module is not None}
     dropout = any(step.dropout for step in steps)
-    found = {
+    applies = {
         Reservation.DROPOUT: dropout,
         Reservation.RANDOM_NETWORK: not dropout and any(step.drew_random for step in steps),
         Reservation.SEVERAL_INPUTS: any(step.input_tensors > 1 for step in steps),
@@ -238,7 +238,7 @@ def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) ->
         Reservation.ACCUMULATED_GRADIENTS: any(step.passes > 1 for step in steps),
         Reservation.UNSEEN_PASS: not all(step.passes for step in steps),
     }
-    for reservation in (reservation for reservation, is_so in found.items() if is_so):
+    for reservation in (reservation for reservation, is_so in applies.items() if is_so):
         _add(reservations, reservation)
 
 

@@ -41,10 +41,6 @@ class ForwardPass:
     used: bool = False
     """Whether a gradient came back through it."""
 
-    @property
-    def outputs(self) -> int | None:
-        return self.logits[0].shape[1] if self.logits else None
-
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
 
@@ -310,19 +306,16 @@ class ObservedStep:
             penalty=penalty,
             module=None if first is None else first.module,
             shape=None if first is None or first.inputs is None else tuple(first.inputs.shape[1:]),
-            outputs=None if first is None else first.outputs,
+            outputs=first.logits[0].shape[1] if first is not None and first.logits else None,
         )
 
 
 def _labels(losses: Sequence[LossCall], examples: int) -> tuple[int, ...] | None:
     """Return the classes that losses were given, one for each example; several losses of the same must agree."""
-    classes = [loss.targets for loss in losses if loss.targets is not None and _are_classes(loss.targets)]
+    targets = [loss.targets for loss in losses if loss.targets is not None]
+    classes = [t for t in targets if t.dtype in (torch.int64, torch.int32, torch.uint8) and t.dim() == 1]
     if classes and sum(map(len, classes)) != examples and all(map(classes[0].equal, classes)):
         classes = classes[:1]
     if not classes or sum(map(len, classes)) != examples:
         return None
-    return tuple(int(label) for targets in classes for label in targets)
-
-
-def _are_classes(targets: Tensor) -> bool:
-    return targets.dtype in (torch.int64, torch.int32, torch.uint8) and targets.dim() == 1
+    return tuple(int(label) for labels in classes for label in labels)

@@ -14,8 +14,8 @@ from fedglass.core.registry import built_in, make
 from fedglass.defend.declared_epsilon import EpsilonClaim, epsilon_claims
 from fedglass.defend.filters import SVTPrivacy
 from fedglass.fl.release import Chain
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.filters import BUDGETED
-from fedglass.recordings.format import preferred, sheet
 from fedglass.recordings.reader import Bundle
 
 LEDGER = "x-privacy-ledger"
@@ -83,7 +83,7 @@ def _of_accountant(bundle: Bundle) -> Iterator[EpsilonClaim]:
     """Yield what Flower's accountant counted after the last round that it counted."""
     claim, aggregated = None, 0
     for round_ in bundle.rounds.values():
-        facts = sheet(round_.facts)
+        facts = round_.facts
         aggregated += round_.aggregated is not None
         spent, rule = preferred(facts, SPENT), preferred(facts, "rule", preferred(bundle.facts, "rule"))
         if not isinstance(spent, dict) or rule is None or ACCOUNTED not in rule["name"]:
@@ -102,7 +102,7 @@ def _of_accountant(bundle: Bundle) -> Iterator[EpsilonClaim]:
 
 def adapts_clipping(bundle: Bundle) -> bool:
     """Return whether the norm of clipping follows the data, by a client's defence or by the rule of the server."""
-    facts = [bundle.facts, *(sheet(round_.facts) for round_ in bundle.rounds.values())]
+    facts = [bundle.facts, *(round_.facts for round_ in bundle.rounds.values())]
     facts += [bundle.facts_of(client, index) for index in bundle.rounds for client in bundle.clients]
     parts = [part for of in facts for part in (*preferred(of, "defences", ()), preferred(of, "rule")) if part]
     return any(ADAPTIVE in part["name"] or (part.get("options") or {}).get("adaptive") is True for part in parts)

@@ -1,243 +1,28 @@
-"""The JSON of a bundle: facts with their sources, one file for each round, and `manifest.json`.
+"""The files of a bundle: `manifest.json`, one JSON file for each round, and arrays as safetensors, without pickle.
 
-A fact has a name and, for each source, a value. A declared value and one that was read off the running code may
-contradict each other: both are stored. The manifest anchors every other file by its digest.
+The manifest anchors every other file by its digest. Files may come from others: they are read only if they are regular
+files of the length and digest that the bundle names. One writer at a time holds a folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import re
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from io import BufferedReader
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+import numpy as np
+import torch
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from safetensors.torch import save
+from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.recordings.sizes import LONGEST_TEXT, array_entries, has_binary, metric_size
-
-Source = Literal["read", "measured", "declared"]
-"""Read off the running code or the message, measured from tensors, or declared by a user; the first counts most."""
-SOURCES: tuple[Source, ...] = ("read", "measured", "declared")
-FREE = "x-"
-"""The prefix of names of facts that fedglass carries along without checking their type."""
-RESERVATIONS = "x-reservations"
-"""What a recorder saw of a training that fedglass's own does not have, as sentences for users."""
-RESERVATION_IDS = "x-reservation-ids"
-"""The same as identifiers (`fedglass.recorders.read.Reservation`), for code to decide by."""
-EXTRA_ARRAYS = "x-further-arrays"
-"""By name, the shapes of arrays that a client sent in addition to those of the model, such as control variates."""
-INPUTS = "x-inputs"
-"""The shape of a network's input, if it is not an image of channels, height and width."""
-INCOMPLETE = "x-lost"
-"""Of a federation: true if its recorder could not store everything."""
-METRIC_SIZES = "x-metric-sizes"
-"""By name, how many numbers and characters each metric holds; recorded if one contains what JSON cannot hold."""
-DEEPEST = 8
-LONGEST_VALUE = 200_000
-
-Text = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Words = Annotated[str, StringConstraints(max_length=2000)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Whole = Annotated[int, Field(ge=0, le=10**9)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Channels = Annotated[list[Finite], Field(min_length=1, max_length=16)]
-
-
-def _plain(value: Any) -> Any:
-    """Check that JSON can hold a value, not too deep and not too long."""
-    text = "" if _depth(value) > DEEPEST else json.dumps(value, allow_nan=False, ensure_ascii=False)
-    text.encode()  # half of a surrogate pair is not text
-    if not text or len(text) > LONGEST_VALUE:
-        raise ValueError(f"must be JSON of at most {DEEPEST} levels and {LONGEST_VALUE} characters")
-    return value
-
-
-def _depth(value: Any, level: int = 0) -> int:
-    if level > DEEPEST:
-        return level
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max((_depth(entry, level + 1) for entry in inner), default=level)
-
-
-Plain = Annotated[Any, AfterValidator(_plain)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Part(_Table):
-    """A defence, a rule or anything else that has a name and options."""
-
-    name: Text
-    options: Annotated[dict[Text, Plain], Field(max_length=100)] = {}
-
-
-class WhiteningFact(_Table):
-    """The normalisation of pixels in [0, 1]."""
-
-    mean: Channels
-    std: Channels
-
-
-def _ordered(ends: list[int]) -> list[int]:
-    if ends[0] > ends[1]:
-        raise ValueError("the lower end of a range comes first")
-    return ends
-
-
-Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
-
-FEDERATION: dict[str, Any] = {
-    "framework": Text,
-    "model": Text,
-    "shape": Annotated[list[Count], Field(min_length=3, max_length=3)],
-    "classes": Annotated[int, Field(ge=2, le=100_000)],
-    "class_names": Annotated[list[Words], Field(max_length=100_000)],
-    "whitening": WhiteningFact,
-    "rule": Part,
-    "defences": Annotated[list[Part], Field(max_length=20)],
-    "sees": Literal["each", "aggregate"],
-    "behaviours": Annotated[list[Words], Field(max_length=1000)],
-    "origin": Words,
-}
-"""Facts of the whole federation, with the type of their values."""
-
-ROUND: dict[str, Any] = {
-    "rule": Part,
-    "kept": Annotated[list[Text], Field(max_length=100_000)],
-}
-"""Facts of one round."""
-
-CLIENT: dict[str, Any] = {
-    "examples": Count | Range | Literal["unknown"],
-    "weight": Positive,
-    "config": Annotated[dict[Text, Plain], Field(max_length=1000)],
-    "optimiser": Text,
-    "lr": Positive,
-    "options": Annotated[dict[Text, Plain], Field(max_length=100)],
-    "epochs": Count,
-    "steps": Whole,
-    "batch_sizes": Annotated[list[Count], Field(min_length=1, max_length=100_000)],
-    "batch_size": Count,
-    "batch_norm": Literal["frozen", "batch", "none"],
-    "shuffle": bool,
-    "clip": Positive,
-    "label_smoothing": Share,
-    "loss": Text,
-    "untrained": Annotated[list[Text], Field(max_length=100_000)],
-    "defences": Annotated[list[Part], Field(max_length=20)],
-    "filters": Annotated[list[Text], Field(max_length=100)],
-    "metrics": Annotated[dict[Text, Plain], Field(max_length=1000)],
-}
-"""Facts of one client in one round, or in all of them."""
-
-FactSheet = dict[str, dict[Source, Any]]
-
-
-class Facts:
-    """The facts of one subject, checked by the table of its kind."""
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        self._types = {name: TypeAdapter(kind, config=None) for name, kind in table.items()}
-        self._free: TypeAdapter[Any] = TypeAdapter(Plain)
-
-    def checked(self, sheet: FactSheet) -> FactSheet:
-        """Return the same sheet; raise ValueError for a value of another type or an unknown name."""
-        for name, by_source in sheet.items():
-            for source, value in by_source.items():
-                if source not in SOURCES:
-                    raise ValueError(f"{name}: unknown source {source!r}, expected one of {', '.join(SOURCES)}")
-                self._check(name, value)
-        return sheet
-
-    def told(self, facts: Mapping[str, Any], source: Source) -> FactSheet:
-        """Return facts of one source as a sheet; raise UsageError for a value of another type or an unknown name."""
-        if source not in SOURCES:
-            raise UsageError(f"A fact's source must be one of {', '.join(SOURCES)}, got {source!r}.")
-        sheet: FactSheet = {name: {source: plain(value)} for name, value in facts.items() if value is not None}
-        if isinstance(metrics := facts.get("metrics"), Mapping) and has_binary(metrics):
-            sheet[METRIC_SIZES] = {source: {str(name): list(metric_size(value)) for name, value in metrics.items()}}
-        try:
-            return self.checked(sheet)
-        except ValueError as error:
-            raise UsageError(f"The fact {error}.") from error
-
-    def _check(self, name: str, value: Any) -> None:
-        if name not in self._types and not name.startswith(FREE):
-            raise ValueError(
-                f"{name!r} is not known, expected one of {', '.join(self._types)}, or a name that begins with {FREE!r}"
-            )
-        try:
-            self._types.get(name, self._free).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise ValueError(f"{name}: {error.errors(include_url=False, include_input=False)[0]['msg']}") from error
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{name}: {error}") from error
-
-
-OF_FEDERATION, OF_ROUND, OF_CLIENT = Facts(FEDERATION), Facts(ROUND), Facts(CLIENT)
-
-
-def overlay(sheet: FactSheet, more: FactSheet) -> FactSheet:
-    """Return both sheets; if the same source has two values for a fact, the later one wins."""
-    names = {**sheet, **more}
-    return {name: {**sheet.get(name, {}), **more.get(name, {})} for name in names}
-
-
-def merge_or_fail(sheet: FactSheet, more: FactSheet) -> FactSheet:
-    """Return the sheets of two recorders together; the same kind of source must have the same values."""
-    for name, by_source in more.items():
-        for source, value in by_source.items():
-            if sheet.get(name, {}).get(source, value) != value:
-                raise DataError(
-                    f"Two recorders disagree on {name!r} ({source}): {str(sheet[name][source])[:80]} and "
-                    f"{str(value)[:80]}. Correct one of them, or join without one."
-                )
-    return overlay(sheet, more)
-
-
-def preferred(sheet: FactSheet, name: str, default: Any = None) -> Any:
-    """Return the value of the most trusted source."""
-    by_source = sheet.get(name, {})
-    return next((by_source[source] for source in SOURCES if source in by_source), default)
-
-
-def disputed(sheet: FactSheet) -> Iterator[tuple[str, dict[Source, Any]]]:
-    """Yield the facts on which two sources disagree, with the values by source."""
-    for name, by_source in sheet.items():
-        values = list(by_source.values())
-        if any(value != values[0] for value in values[1:]):
-            yield name, by_source
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it; bytes, arrays, NaN and anything else that JSON cannot hold become text."""
-    if isinstance(value, BaseModel):
-        return plain(value.model_dump())
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | range):
-        return [plain(entry) for entry in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, bytes | bytearray):
-        return f"({len(value)} bytes)"
-    if (count := array_entries(value)) is not None:
-        return f"({count} numbers)"
-    if hasattr(value, "item"):
-        value = value.item()  # of NumPy or torch
-    if isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return str(value)[:LONGEST_TEXT]
-
+from fedglass.core.files import locked, open_file
+from fedglass.recordings.facts import OF_CLIENT, OF_FEDERATION, OF_ROUND, Source, Text, Words
 
 FORMAT: Literal[2] = 2
 """Format 1 is a saved transcript (`fedglass.recordings.saved`)."""
@@ -256,11 +41,13 @@ DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "B
 Key = Annotated[str, StringConstraints(max_length=500)]
 
 
-def _sheet(facts: Facts) -> Any:
-    return Annotated[dict[Key, dict[Text, Any]], Field(max_length=1000), AfterValidator(facts.checked)]
+AnySheet = Annotated[dict[Key, dict[Source, Any]], Field(max_length=1000)]
+FederationSheet = Annotated[AnySheet, AfterValidator(OF_FEDERATION.checked)]
+RoundSheet = Annotated[AnySheet, AfterValidator(OF_ROUND.checked)]
+ClientSheet = Annotated[AnySheet, AfterValidator(OF_CLIENT.checked)]
 
 
-class ArrayFacts(_Table):
+class ArrayFacts(BaseModel, frozen=True, extra="forbid", strict=True):
     """One tensor of a file."""
 
     name: Key
@@ -268,7 +55,7 @@ class ArrayFacts(_Table):
     shape: Annotated[list[Length], Field(max_length=16)]
 
 
-class FileRef(_Table):
+class FileRef(BaseModel, frozen=True, extra="forbid", strict=True):
     """A file of tensors and what it must be."""
 
     file: TensorFile
@@ -280,7 +67,7 @@ class FileRef(_Table):
     """In the order in which they were sent: a list of NumPy arrays has no other names."""
 
 
-class MessageFacts(_Table):
+class MessageFacts(BaseModel, frozen=True, extra="forbid", strict=True):
     """A client in a round."""
 
     client: Text
@@ -290,20 +77,20 @@ class MessageFacts(_Table):
     """What this client was sent, where that is not what all were."""
     absent: Words | None = None
     """Why it was called and sent nothing."""
-    facts: _sheet(OF_CLIENT) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+    facts: ClientSheet = {}
 
 
-class RoundFacts(_Table):
+class RoundFacts(BaseModel, frozen=True, extra="forbid", strict=True):
     """One round."""
 
     index: Index
     sent: FileRef | None = None
     aggregated: FileRef | None = None
     messages: Annotated[list[MessageFacts], Field(max_length=100_000)] = []
-    facts: _sheet(OF_ROUND) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+    facts: RoundSheet = {}
 
 
-class RoundRef(_Table):
+class RoundRef(BaseModel, frozen=True, extra="forbid", strict=True):
     """A round's own file."""
 
     index: Index
@@ -312,7 +99,7 @@ class RoundRef(_Table):
     bytes: Length
 
 
-class Manifest(_Table):
+class Manifest(BaseModel, frozen=True, extra="forbid", strict=True):
     """`manifest.json`."""
 
     format: Literal[2] = FORMAT
@@ -321,18 +108,12 @@ class Manifest(_Table):
     fedglass: Words
     writer: Text = "recorder"
     """Who recorded: `server`, a client's name, ..."""
-    facts: _sheet(OF_FEDERATION) = {}  # type: ignore[valid-type] # a type that is made from the table of facts
+    facts: FederationSheet = {}
     clients: Annotated[list[Text], Field(max_length=100_000)] = []
     """In the order in which they were first met."""
-    always: Annotated[dict[Text, _sheet(OF_CLIENT)], Field(max_length=100_000)] = {}  # type: ignore[valid-type] # as above
+    always: Annotated[dict[Text, ClientSheet], Field(max_length=100_000)] = {}
     """Facts of clients that hold in every round."""
     rounds: Annotated[list[RoundRef], Field(max_length=100_000)] = []
-
-
-def sheet(facts: Any) -> FactSheet:
-    """Return the facts of a table as a sheet: pydantic knows the type, a type checker does not."""
-    typed: FactSheet = facts
-    return typed
 
 
 def signed(manifest: Manifest) -> str:
@@ -348,6 +129,116 @@ def is_signed(data: bytes, claimed: str) -> bool:
     >>> is_signed(data, Manifest.model_validate_json(data).sha256), is_signed(data + b" ", "0" * 64)
     (True, False)
     """
-    return re.fullmatch(r"[0-9a-f]{64}", claimed) is not None and (
-        hashlib.sha256(data.replace(claimed.encode(), UNSIGNED.encode(), 1)).hexdigest() == claimed
-    )
+    return hashlib.sha256(data.replace(claimed.encode(), UNSIGNED.encode(), 1)).hexdigest() == claimed
+
+
+Arrays = Mapping[str, Any] | Sequence[Any]
+"""Tensors or NumPy arrays by name, or a list of them, which get the names '0', '1', ..."""
+Form = Literal["state", "update"]
+LOCK = ".lock"
+
+DTYPE_NAMES: Mapping[torch.dtype, DType] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types of tensors as safetensors calls them."""
+
+
+def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Return arrays as tensors that can be written: detached, on the CPU, in the order in which they came."""
+    named = arrays.items() if isinstance(arrays, Mapping) else ((str(i), a) for i, a in enumerate(arrays))
+    tensors = {str(name): _as_tensor(str(name), array) for name, array in named}
+    if not tensors:
+        raise UsageError("Expected at least one array of a model, got none: record its whole state.")
+    return tensors
+
+
+def _as_tensor(name: str, array: Any) -> Tensor:
+    if isinstance(array, Tensor):
+        tensor = array.detach().cpu()
+    else:
+        try:
+            tensor = torch.from_numpy(np.array(array))  # a copy: the array may be read-only or change later
+        except TypeError as error:
+            raise UsageError(f"The array {name!r} must hold numbers, got {type(array).__name__}: {error}.") from error
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES:
+        raise UsageError(
+            f"The array {name!r} must be dense, of floats, integers or booleans, got {tensor.dtype} "
+            f"({tensor.layout}): convert it first."
+        )
+    return tensor
+
+
+def to_safetensors(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes, FileRef]:
+    """Return the bytes of a safetensors file, and the entry that names it in the JSON of a bundle."""
+    # safetensors refuses tensors that share memory, as tied weights do.
+    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
+    arrays = [ArrayFacts(name=n, dtype=DTYPE_NAMES[t.dtype], shape=list(t.shape)) for n, t in tensors.items()]
+    digest = hashlib.sha256(data).hexdigest()
+    return data, FileRef(file=file, sha256=digest, bytes=len(data), form=form, arrays=arrays)
+
+
+def read_at_most(path: Path, *, most: int) -> bytes:
+    """Return the bytes of a file that has at most `most` of them."""
+    with _opened(path, most) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_exactly(path: Path, length: int, sha256: str) -> bytes:
+    """Return the bytes of a file after a check of its length and its digest."""
+    with _opened(path) as file:
+        found_length = os.fstat(file.fileno()).st_size
+        if found_length != length:
+            raise DataError(
+                f"{path} has {found_length} bytes, expected {length}: it was cut short or exchanged; copy the bundle "
+                "again."
+            )
+        data = file.read(length)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DataError(
+            f"{path} is not the file that was recorded (other SHA-256): it is damaged or was exchanged; copy the "
+            "bundle again."
+        )
+    return data
+
+
+@contextmanager
+def _opened(path: Path, limit: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file of a bundle; what is wrong with it becomes a DataError."""
+    try:
+        with open_file(path, limit=limit) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: the bundle is incomplete; copy all of it, or record it again.") from error
+    except PermissionError as error:
+        raise DataError(
+            f"Cannot read {path}: {error.strerror}; only the user who recorded it may, ask that one for a copy."
+        ) from error
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}; copy the bundle again with all its files.") from error
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder until the end of the block or of the process; other writers wait."""
+    with ExitStack() as stack:
+        with writing_to(folder):
+            stack.enter_context(locked(folder / LOCK))
+        yield
+
+
+@contextmanager
+def writing_to(folder: Path, advice: str = "choose another folder") -> Iterator[None]:
+    """Turn an error of the disk into one that says which folder cannot be written to, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"Cannot write to {folder}: {error.strerror}; {advice}.") from error

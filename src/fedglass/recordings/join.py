@@ -14,8 +14,8 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
-from fedglass.recordings.files import read_at_most
-from fedglass.recordings.format import MANIFEST, FactSheet, FileRef, MessageFacts, merge_or_fail, sheet
+from fedglass.recordings.facts import FactSheet, merge_or_fail
+from fedglass.recordings.format import MANIFEST, FileRef, MessageFacts, read_at_most, writing_to
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
 from fedglass.recordings.saved import (
     FORMAT,
@@ -38,8 +38,6 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     If recorders have seen the same message, it must be the same in all folders.
 
     Args:
-        into: The new folder.
-        folders: The bundles to join.
         names: New names of clients, if recorders have given the same client different names.
     """
     if not folders:
@@ -47,7 +45,7 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
     place = Path(into)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"{place} is there already: name a new folder for the joined bundle.")
-    try:
+    with writing_to(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         # Half of a joined bundle would be a valid bundle too, and a reader could not see what it lacks.
         with temporary_folder(place.parent) as unfinished:
@@ -56,16 +54,14 @@ def join(into: str | Path, folders: Sequence[str | Path], *, names: Mapping[str,
             for folder in folders:
                 _add_bundle(writer, read_bundle(folder), names or {})
             folder_of_all.replace(place)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {place}: {error.strerror}; choose another folder.") from error
     return read_bundle(place)
 
 
 def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) -> None:
-    writer.add_facts(merge_or_fail(writer.known_facts, bundle.facts))
+    writer.add_facts(merge_or_fail(writer.manifest.facts, bundle.facts))
     for client, facts in bundle.manifest.always.items():
         name = names.get(client, client)
-        writer.add_constant_facts(name, merge_or_fail(writer.constant_facts(name), sheet(facts)))
+        writer.add_constant_facts(name, merge_or_fail(writer.manifest.always.get(name, {}), facts))
     for client in bundle.clients:
         writer.position_of(names.get(client, client))
     for index, round_ in bundle.rounds.items():
@@ -76,7 +72,7 @@ def _add_bundle(writer: BundleWriter, bundle: Bundle, names: Mapping[str, str]) 
             _add_message(new, bundle, message, names.get(message.client, message.client))
         if round_.aggregated is not None and _is_new(bundle, round_.aggregated, writer, new.state.aggregated):
             new.aggregated(bundle.arrays(round_.aggregated), form=round_.aggregated.form)
-        new.add_facts(merge_or_fail(sheet(new.state.facts), _with_names(sheet(round_.facts), names)))
+        new.add_facts(merge_or_fail(new.state.facts, _with_names(round_.facts, names)))
 
 
 def _add_message(new: RoundWriter, bundle: Bundle, message: MessageFacts, name: str) -> None:
@@ -87,7 +83,7 @@ def _add_message(new: RoundWriter, bundle: Bundle, message: MessageFacts, name: 
         new.received(name, bundle.arrays(message.received), form=message.received.form)
     if message.absent is not None and recorded.received is None:
         new.absent(name, message.absent)
-    new.add_client_facts(name, merge_or_fail(sheet(new.message(name).facts), sheet(message.facts)))
+    new.add_client_facts(name, merge_or_fail(new.message(name).facts, message.facts))
 
 
 def _with_names(facts: FactSheet, names: Mapping[str, str]) -> FactSheet:
@@ -187,11 +183,9 @@ def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> di
     training = participant.training
     if training is None:
         return {**facts, "lr": participant.lr, "steps": participant.steps}
-    same = {"lr", "epochs", "batch_norm", "shuffle", "steps", "clip", "label_smoothing"}
     return {
         **facts,
-        **training.model_dump(include=same),
-        "batch_norm": training.batch_norm.value,
+        **training.model_dump(mode="json"),
         "optimiser": training.optimiser.name,
         "options": training.optimiser.options,
         "batch_size": training.batch_size or participant.examples,

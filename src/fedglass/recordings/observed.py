@@ -16,8 +16,8 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
+from fedglass.recordings.facts import SOURCES, FactSheet, disputed, overlay, preferred
 from fedglass.recordings.filters import filter_problems, local_dp_std, same_filter
-from fedglass.recordings.format import SOURCES, FactSheet, disputed, overlay, preferred, sheet
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -230,12 +230,12 @@ def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
     all_updates = (update_of(bundle, message.client, index) or {} for message in round_.messages)
     if stands_still and any(bool(tensor.any()) for update in all_updates for tensor in update.values()):
         yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
-    rule = preferred(sheet(round_.facts), "rule", preferred(bundle.facts, "rule"))
+    rule = preferred(round_.facts, "rule", preferred(bundle.facts, "rule"))
     if rule is None or rule["name"].lower() not in MEANS:
         return
     if rule.get("options") or preferred(bundle.facts, "defences"):
         return
-    aggregated = preferred(sheet(round_.facts), "kept", [m.client for m in round_.messages if m.absent is None])
+    aggregated = preferred(round_.facts, "kept", [m.client for m in round_.messages if m.absent is None])
     by_client = {client: update_of(bundle, client, index) for client in aggregated}
     updates = {client: update for client, update in by_client.items() if update is not None}
     if not updates or len(updates) < len(aggregated):

@@ -23,21 +23,20 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
 from fedglass.models.names import Names, names_of
-from fedglass.recordings.files import DTYPE_NAMES, read_at_most, read_exactly
+from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (
+    DTYPE_NAMES,
     FORMAT,
     MANIFEST,
     MOST_BYTES,
-    FactSheet,
     FileRef,
     Manifest,
     MessageFacts,
     RoundFacts,
     RoundRef,
     is_signed,
-    overlay,
-    preferred,
-    sheet,
+    read_at_most,
+    read_exactly,
 )
 
 MOST_JSON_BYTES = 64 * 2**20
@@ -81,7 +80,7 @@ class Bundle:
     @property
     def facts(self) -> FactSheet:
         """The facts of the whole federation."""
-        return sheet(self.manifest.facts)
+        return self.manifest.facts
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -99,8 +98,8 @@ class Bundle:
     def facts_of(self, client: str, index: int) -> FactSheet:
         """Return the facts of a client in a round; those of the round override those of all rounds."""
         message = self.message(client, index)
-        always = sheet(self.manifest.always.get(client, {}))
-        return always if message is None else overlay(always, sheet(message.facts))
+        always = self.manifest.always.get(client, {})
+        return always if message is None else overlay(always, message.facts)
 
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""
@@ -174,7 +173,7 @@ def present_clients(round_: RoundFacts) -> tuple[str, ...]:
 
 def aggregated_clients(round_: RoundFacts) -> tuple[str, ...]:
     """Return the clients in the aggregate of a round."""
-    accepted = preferred(sheet(round_.facts), "kept")
+    accepted = preferred(round_.facts, "kept")
     return tuple(name for name in present_clients(round_) if accepted is None or name in accepted)
 
 

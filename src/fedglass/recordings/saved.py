@@ -27,6 +27,7 @@ from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
+from fedglass.recordings.facts import Part
 from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
 from fedglass.recordings.reader import first_problem
 
@@ -49,19 +50,6 @@ class SavedFile(BaseModel, frozen=True, extra="forbid"):
     sha256: Sha256
 
 
-class SavedOptimiser(BaseModel, frozen=True, extra="forbid"):
-    """An optimiser by name, with its options."""
-
-    name: Text
-    options: dict[Text, float | bool | list[float]] = {}
-
-    def value(self) -> Any:
-        if self.name not in OPTIMISERS:
-            raise ValueError(f"unknown optimiser {self.name!r}, expected one of {', '.join(OPTIMISERS)}")
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.options.items()}
-        return OPTIMISERS[self.name](**plain)
-
-
 def _named_optimiser(optimiser: Any) -> Any:
     """Return the name and the options of an optimiser; what is read from a file has them already."""
     if isinstance(optimiser, dict | list | str | int | float | None):
@@ -82,7 +70,7 @@ class SavedTraining(BaseModel, frozen=True, extra="forbid"):
     epochs: Count
     batch_size: Count | None
     batch_norm: BatchNorm
-    optimiser: Annotated[SavedOptimiser, BeforeValidator(_named_optimiser)]
+    optimiser: Annotated[Part, BeforeValidator(_named_optimiser)]
     shuffle: bool
     steps: Count | None
     clip: float | None
@@ -105,7 +93,11 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
     def value(self) -> Participant:
         training = None
         if self.training is not None:
-            training = Training(**{**dict(self.training), "optimiser": self.training.optimiser.value()})
+            name, options = self.training.optimiser.name, self.training.optimiser.options
+            if name not in OPTIMISERS:
+                raise ValueError(f"unknown optimiser {name!r}, expected one of {', '.join(OPTIMISERS)}")
+            optimiser = OPTIMISERS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+            training = Training(**{**dict(self.training), "optimiser": optimiser})
         return Participant(**{**dict(self), "training": training, "untrained": tuple(self.untrained)})
 
 

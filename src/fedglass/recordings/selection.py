@@ -19,10 +19,10 @@ from torch import nn
 
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.tensors import Params
-from fedglass.recordings.format import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, FileRef, preferred
+from fedglass.recordings.facts import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, large_metrics, preferred
+from fedglass.recordings.format import FileRef
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import Bundle, aggregated_clients, present_clients
-from fedglass.recordings.sizes import large_metrics
 from fedglass.recordings.transcript import TranscriptReader
 
 RecordedView = Literal["server", "aggregate"]

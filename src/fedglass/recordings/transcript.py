@@ -1,4 +1,8 @@
-"""From a bundle to a transcript: the recorded messages under the names and in the types of the model."""
+"""From a bundle to a transcript: the recorded messages under the names and in the types of the model.
+
+Facts that a recorder read off the running client (`fedglass.recorders.read`), or a user declares, become a `Training`,
+which is what fedglass can replay; the guard uses the same conversion. Facts that describe no such training give None.
+"""
 
 from __future__ import annotations
 
@@ -8,114 +12,35 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.core.errors import DataError, UpdateError, UsageError
-from fedglass.core.registry import BUILT_IN, origin_of
-from fedglass.core.tensors import COUNTER, Params, add, buffers_of, subtract, weights_of
-from fedglass.core.types import Whitening
+from fedglass.core.errors import DataError, FedglassError, UpdateError
+from fedglass.core.optimisers import OPTIMISERS, Optimiser
+from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
+from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
-from fedglass.federation.truth import Examples, Truths
-from fedglass.models.catalogue import build
 from fedglass.models.fixed import exceeds_precision
-from fedglass.recordings.format import INPUTS, FileRef, MessageFacts, RoundFacts, preferred, sheet
-from fedglass.recordings.observed import MEANS
+from fedglass.models.names import Names
+from fedglass.recordings.facts import FactSheet, preferred
+from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
+from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
 from fedglass.recordings.reader import Bundle, aggregated_clients
-from fedglass.recordings.training_facts import participant_of
 
 UNKNOWN_CLIENTS = "all clients"
 """Placeholder client of an aggregate with unknown contributors."""
-
-
-@dataclass(frozen=True, eq=False)
-class ModelSpec:
-    """Facts that are needed to build the model of a bundle and to feed it images."""
-
-    model: str
-    shape: tuple[int, int, int]
-    classes: int
-    whitening: Whitening
-
-    def build(self) -> nn.Module:
-        return build(self.model, shape=self.shape, classes=self.classes)
-
-
-def model_spec(
-    bundle: Bundle,
-    truths: Truths | None,
-    *,
-    model: str | None = None,
-    shape: Sequence[int] | None = None,
-    classes: int | None = None,
-    whitening: Whitening | None = None,
-) -> ModelSpec:
-    """Return what the user gives or else the bundle; what neither has is asked for by its key in a plan."""
-    facts = bundle.facts
-    owner = next(iter(truths.examples.values()), None) if truths is not None else None
-    shape = shape or preferred(facts, "shape") or (None if owner is None else list(owner.images.shape[1:]))
-    recorded = preferred(facts, "whitening")
-    if whitening is None and recorded is not None:
-        whitening = Whitening(tuple(recorded["mean"]), tuple(recorded["std"]))
-    classes = classes or preferred(facts, "classes")
-    if shape is None or classes is None or whitening is None:
-        values = {"shape": shape, "classes": classes, "whitening": whitening}
-        missing = [key for key, value in values.items() if value is None]
-        raise UsageError(("shape" in missing and input_problem(bundle)) or _ask_for(bundle, missing))
-    channels, height, width = shape
-    if len(whitening.mean) not in (1, channels):
-        raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
-    for client, examples in ({} if truths is None else truths.examples).items():
-        _check_truth(bundle, client, examples, (channels, height, width), classes)
-    return ModelSpec(_model_name(bundle, model), (channels, height, width), classes, whitening)
-
-
-def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[int, int, int], classes: int) -> None:
-    if tuple(examples.images.shape[1:]) != shape:
-        raise DataError(
-            f"recording.truth has images of shape {tuple(examples.images.shape[1:])} of {client!r}, expected {shape} "
-            f"as {bundle.folder} says: correct one of them."
-        )
-    labels = examples.labels
-    if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise DataError(
-            f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "
-            "first): correct one of them."
-        )
-
-
-def input_problem(bundle: Bundle) -> str:
-    """Return what to tell a user if the network's inputs were not images; empty if nothing says so."""
-    shape = preferred(bundle.facts, INPUTS)
-    if not isinstance(shape, list) or preferred(bundle.facts, "shape") is not None:
-        return ""
-    return (
-        f"{bundle.folder} was recorded from a network with inputs of shape {str(tuple(shape))[:300]}, and fedglass "
-        "attacks images (channels, height, width) only: it cannot tell what these messages reveal."
-    )
-
-
-def _ask_for(bundle: Bundle, missing: Sequence[str]) -> str:
-    """Return where missing facts can come from: a server does not know how its clients normalise their images."""
-    from_clients = bundle.manifest.writer == "server" and "shape" in missing
-    return (
-        f"{bundle.folder} does not have its {', '.join(missing)}, expected in the bundle or the plan: "
-        + ("add the clients' own recordings with `fedglass join`, or " if from_clients else "")
-        + f"add {', '.join(f'recording.{key}' for key in missing)} to a plan, which `fedglass init --from "
-        f"{bundle.folder}` writes."
-    )
-
-
-def _model_name(bundle: Bundle, model: str | None) -> str:
-    """Return the model that the user names, or a built-in one that the bundle names: no data file may run code."""
-    if model is not None:
-        return model
-    recorded = preferred(bundle.facts, "model")
-    if recorded is None:
-        raise UsageError(f"{bundle.folder} does not name its model: say which with --model or recording.model.")
-    if origin_of("models", recorded) != BUILT_IN:
-        raise UsageError(
-            f"{bundle.folder} names the model {recorded!r}, which is code that is not part of fedglass: if you trust "
-            f"it, say so with --model {recorded}, and --code DIR for its folder, or recording.model."
-        )
-    return str(recorded)
+HARMLESS_OPTIONS = {
+    "amsgrad": (False,),
+    "maximize": (False,),
+    "foreach": (None, False, True),
+    "fused": (None, False, True),
+    "capturable": (False, True),
+    "differentiable": (False, True),
+}
+"""Options of torch's optimisers that do not change the rule at these values."""
+ANNOTATIONS = ("lr", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "param_names", "name")
+"""Entries of a parameter group that no step reads: schedulers and named parameters leave them there."""
+DECOUPLED = "decoupled_weight_decay"
+"""The option of torch that makes AdamW of Adam."""
+CROSS_ENTROPY = "cross_entropy"
+"""The loss of fedglass's own training: its mean over a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,9 +122,7 @@ class TranscriptReader:
 
     def _start(self, ref: FileRef) -> SentModel:
         before, buffers = self._state(ref, self.unsent)
-        stored = self.model.state_dict()
-        needed = [name for name, b in buffers_of(self.model).items() if b.is_floating_point() and name in stored]
-        missing = [name for name in needed if name not in buffers]
+        missing = [name for name in needed_buffers(self.model) if name not in buffers]
         if missing:
             raise UpdateError(
                 f"{self.bundle.folder / ref.file} lacks running statistics of the model such as {missing[0]!r}: record "
@@ -211,30 +134,15 @@ class TranscriptReader:
         assert message.received is not None, "messages that were not seen are left out"
         personal_start = None if message.sent is None else self._start(message.sent)
         update, buffers = self._added(message.received, common if personal_start is None else personal_start)
-        self._check_precision(message.received, message.sent or sent, update)
-        return Message(message.client, update, buffers, personal_start)
-
-    def _check_precision(self, ref: FileRef, sent: FileRef, update: Params) -> None:
-        """Refuse weights that moved in the message's own precision only: in the model's they would count as untrained.
-
-        A weight that was sent in double precision and came back in the model's precision is not refused.
-        """
-        unmoved = [name for name, difference in update.items() if not bool(difference.any())]
-        if not unmoved:
-            return
-        received, before = self._arrays(ref), self._arrays(sent)
-        for name in (name for name in unmoved if name in received):
-            dtype = update[name].dtype
-            is_lost = (
-                exceeds_precision(received[name], dtype, before.get(name))
-                if ref.form == "state"
-                else received[name].any()
+        # A weight that was sent in double precision and came back in the model's precision is not refused.
+        before = self._arrays(message.sent or sent) if message.received.form == "state" else None
+        lost = moved_below_precision(update, self._arrays(message.received), before)
+        if lost is not None:
+            raise UpdateError(
+                f"{self.bundle.folder / message.received.file}: {lost!r} moved by less than {update[lost].dtype} can "
+                "hold, the type of the model: record the message in the model's own type, or as an update."
             )
-            if bool(is_lost):
-                raise UpdateError(
-                    f"{self.bundle.folder / ref.file}: {name!r} moved by less than {dtype} can hold, the type of the "
-                    "model: record the message in the model's own type, or as an update."
-                )
+        return Message(message.client, update, buffers, personal_start)
 
     def _added(self, ref: FileRef, start: SentModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return what a message or an aggregate adds to the weights, and the buffers after it."""
@@ -256,12 +164,174 @@ class TranscriptReader:
         return *self._added(ref, start), aggregated_clients(facts)
 
 
+def needed_buffers(model: nn.Module) -> list[str]:
+    """Return the buffers of a model without which it cannot be run, such as running statistics."""
+    stored = model.state_dict()
+    return [name for name, buffer in buffers_of(model).items() if buffer.is_floating_point() and name in stored]
+
+
+def moved_below_precision(update: Params, stored: Params, before: Params | None) -> str | None:
+    """Return a weight that moved in the precision of its file only: in the model's it would count as untrained.
+
+    Args:
+        stored: The file's tensors: the weights after the training, or the update itself if `before` is None.
+        before: The weights before it, as a file has them.
+    """
+    for name, tensor in update.items():
+        if name in stored and not bool(tensor.any()):
+            moved = stored[name]
+            if moved.any() if before is None else exceeds_precision(moved, tensor.dtype, before.get(name)):
+                return name
+    return None
+
+
 def rule_of(bundle: Bundle, index: int) -> str:
     """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
-    rule = preferred(sheet(bundle.rounds[index].facts), "rule", preferred(bundle.facts, "rule"))
+    rule = preferred(bundle.rounds[index].facts, "rule", preferred(bundle.facts, "rule"))
     if rule is None:
         return UNKNOWN_RULE
     options = rule.get("options") or {}
     if rule["name"].lower() in MEANS and not options:
         return MEAN_RULE
     return f"{rule['name']}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+
+# Facts of a training.
+
+
+def participant_of(
+    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Names | None = None
+) -> Participant:
+    """Return a client of a round with all that is known of its training.
+
+    Args:
+        counts: How many examples clients have, as the owners of the data declare.
+        names: From the names of the message to those of the model.
+    """
+    update = update_of(bundle, client, index)
+    if update is not None and names is not None:
+        update = names.applied(update)
+    facts = facts_with_observed(bundle, client, index, update)
+    examples, counted = _examples(facts, counts.get(client))
+    has_batch_norm = any(name.endswith(MEAN) for name in update or {}) or preferred(facts, "batch_norm") is not None
+    training = training_of(facts, examples if counted else None, has_batch_norm)
+    weight = preferred(facts, "weight")
+    is_whole = weight is not None and float(weight).is_integer()
+    declared = preferred(facts, "untrained", [])
+    untrained = declared if names is None else [names.model.get(name, name) for name in declared]
+    return Participant(
+        client,
+        examples,
+        training,
+        preferred(facts, "lr") if training is None and optimiser_of(facts) == OPTIMISERS["sgd"]() else None,
+        (preferred(facts, "steps") or None) if training is None else None,
+        int(weight) if is_whole and int(weight) != examples else None,
+        counted=counted,
+        # Only what has not changed either.
+        untrained=tuple(n for n in untrained if update is not None and n in update and not bool(update[n].any())),
+    )
+
+
+def _examples(facts: FactSheet, declared_by_owner: int | None) -> tuple[int, bool]:
+    """Return the number of examples and True, or the least there can be and False.
+
+    The federation's count comes first, then the owner's, then the sum of the batches of an epoch.
+    """
+    count = preferred(facts, "examples")
+    if isinstance(count, int):
+        return count, True
+    if declared_by_owner is not None:
+        return declared_by_owner, True
+    sizes, epochs = preferred(facts, "batch_sizes"), preferred(facts, "epochs")
+    if sizes is not None and (len(sizes) == 1 or (epochs is not None and sum(sizes) % epochs == 0)):
+        return sum(sizes) // (epochs or 1) or 1, True
+    return (count[0] if isinstance(count, list) else 1), False
+
+
+def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) -> Training | None:
+    """Return the training that the facts describe; None if they do not, or if fedglass has no such training."""
+    batch_size = _batch_size(facts, examples)
+    epochs, steps = preferred(facts, "epochs"), preferred(facts, "steps") or None
+    if batch_size is not None and examples is not None and batch_size >= examples:
+        batch_size = None
+    elif batch_size is None:
+        return None  # not recorded, or the sizes are not those of an epoch
+    if steps is not None and examples is not None:
+        per_epoch = 1 if batch_size is None else -(-examples // batch_size)
+        epochs, steps = (steps // per_epoch, None) if steps % per_epoch == 0 else (1, steps)
+    elif steps is not None:
+        epochs = 1
+    if epochs is None:
+        return None
+    return _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
+
+
+def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: int) -> Training | None:
+    """Return the training of batches that are known one by one, as a guard has them; None as of `training_of`.
+
+    Its local steps are counted instead of epochs: a replay takes the batches themselves, in their order.
+    """
+    size, steps = batch_sizes[0], len(batch_sizes)
+    full_batch = size >= examples and set(batch_sizes) == {size}
+    return _training(facts, None if full_batch else size, 1, None if full_batch and steps == 1 else steps)
+
+
+def _training(
+    facts: FactSheet,
+    batch_size: int | None,
+    epochs: int,
+    steps: int | None,
+    has_batch_norm: bool = True,
+    shuffle: bool = True,
+) -> Training | None:
+    lr, optimiser = preferred(facts, "lr"), optimiser_of(facts)
+    if lr is None or optimiser is None or preferred(facts, "loss", CROSS_ENTROPY) != CROSS_ENTROPY:
+        return None
+    # Layers normalise by the batch, unless there are none or a fact says otherwise.
+    frozen = not has_batch_norm or preferred(facts, "batch_norm") in ("frozen", "none")
+    mode = BatchNorm.FROZEN if frozen else BatchNorm.BATCH
+    clip, smoothing = preferred(facts, "clip"), preferred(facts, "label_smoothing", 0.0)
+    try:
+        return Training(lr, epochs, batch_size, mode, optimiser, shuffle, steps, clip, smoothing)
+    except FedglassError:
+        return None
+
+
+def _batch_size(facts: FactSheet, examples: int | None) -> int | None:
+    """Return the one size of all batches; the last batch of an epoch may have fewer examples."""
+    sizes: Sequence[int] | None = preferred(facts, "batch_sizes")
+    if sizes is None:
+        size: int | None = preferred(facts, "batch_size")
+        return size
+    largest = max(sizes)
+    if examples is None:
+        return largest
+    per_epoch = -(-examples // largest)
+    expected = (min(largest, examples - i % per_epoch * largest) for i in range(len(sizes)))
+    return largest if list(sizes) == list(expected) else None
+
+
+def optimiser_of(facts: FactSheet) -> Optimiser | None:
+    """Return the optimiser with its options; None if it is another, or has options that change its rule.
+
+    >>> decoupled = {"weight_decay": 0.1, "decoupled_weight_decay": True}
+    >>> optimiser_of({"optimiser": {"read": "Adam"}, "options": {"read": decoupled}})
+    AdamW(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)
+    """
+    name, options = str(preferred(facts, "optimiser", "")).lower(), dict(preferred(facts, "options", {}))
+    if name in ("adam", "adamw") and DECOUPLED in options:
+        named = "adamw" if options.pop(DECOUPLED) else "adam"
+        if named != name:  # the class keeps its own default of the decay
+            options.setdefault("weight_decay", {"adam": 0.0, "adamw": 0.01}[name])
+        name = named
+    if name not in OPTIMISERS:
+        return None
+    for option in ANNOTATIONS:
+        options.pop(option, None)
+    for option, harmless in HARMLESS_OPTIONS.items():
+        if option in options and options.pop(option) not in harmless:
+            return None
+    try:
+        return OPTIMISERS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+    except (FedglassError, TypeError):
+        return None

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError
 from fedglass.core.files import make_folder, write_atomic
 from fedglass.federation.truth import Examples, Truths
-from fedglass.recordings.files import as_tensors
+from fedglass.recordings.format import as_tensors
 from fedglass.recordings.reader import first_problem
 from fedglass.recordings.saved import LONGEST, SEPARATOR, SavedFile, read_saved_bytes, read_saved_tensors
 

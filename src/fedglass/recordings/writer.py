@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +19,22 @@ from torch import Tensor
 from fedglass import __version__
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.files import make_folder, write_atomic
-from fedglass.recordings.files import Arrays, Form, as_tensors, lock_folder, read_at_most, to_safetensors
+from fedglass.recordings.facts import INCOMPLETE, OF_CLIENT, OF_FEDERATION, OF_ROUND, FactSheet, Source, overlay
 from fedglass.recordings.format import (
-    INCOMPLETE,
     MANIFEST,
-    OF_CLIENT,
-    OF_FEDERATION,
-    OF_ROUND,
-    FactSheet,
+    Arrays,
     FileRef,
+    Form,
     Manifest,
     MessageFacts,
     RoundFacts,
     RoundRef,
-    Source,
-    overlay,
-    sheet,
+    as_tensors,
+    lock_folder,
+    read_at_most,
     signed,
+    to_safetensors,
+    writing_to,
 )
 from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
 from fedglass.recordings.truth_files import check_examples, write_client_truth
@@ -83,17 +82,17 @@ class RoundWriter:
         with self.bundle.exclusive():
             position = self.bundle.position_of(client)
             self.check_new_message(client)
-            sheet_of_reply = OF_CLIENT.told({**(facts or {}), "examples": examples, "config": config}, source)
+            sheet_of_reply = OF_CLIENT.sheet({**(facts or {}), "examples": examples, "config": config}, source)
             ref = self._store(arrays, f"client-{position:05}", form)
-            self._write_message(client, received=ref, facts=overlay(sheet(self.message(client).facts), sheet_of_reply))
+            self._write_message(client, sheet_of_reply, received=ref)
 
     def aggregated(self, arrays: Arrays, *, form: Form = "state", kept: list[str] | None = None) -> None:
         """Record the result of the aggregation rule; `kept` are the clients that the rule accepted, if it says so."""
         with self.bundle.exclusive():
             self._check_new(self.state.aggregated, "the aggregate")
             ref = self._store(arrays, "aggregated", form)
-            accepted = OF_ROUND.told({"kept": kept}, "read")
-            self._write(aggregated=ref, facts=overlay(sheet(self.state.facts), accepted))
+            accepted = OF_ROUND.sheet({"kept": kept}, "read")
+            self._write(aggregated=ref, facts=overlay(self.state.facts, accepted))
 
     def absent(self, client: str, reason: str = "") -> None:
         """Record that a client was called and sent nothing, or an error."""
@@ -102,36 +101,31 @@ class RoundWriter:
 
     def not_recorded(self, client: str, reason: str) -> None:
         """Record that a client sent something that could not be stored, and may leak."""
-        self.add_client_facts(client, OF_CLIENT.told({"x-unseen": reason[:2000]}, "read"))
+        self.add_client_facts(client, OF_CLIENT.sheet({"x-unseen": reason[:2000]}, "read"))
 
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Record facts of this round: rule, kept, or a name that begins with `x-`."""
-        self.add_facts(OF_ROUND.told(facts, source))
+        self.add_facts(OF_ROUND.sheet(facts, source))
 
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of this round with their sources."""
         with self.bundle.exclusive():
-            self._write(facts=overlay(sheet(self.state.facts), facts))
+            self._write(facts=overlay(self.state.facts, facts))
 
     def add_client_facts(self, client: str, facts: FactSheet) -> None:
         """Record facts of a client in this round with their sources."""
         with self.bundle.exclusive():
-            self.bundle.position_of(client)  # refuses what is not a name
-            self._write_message(client, facts=overlay(sheet(self.message(client).facts), facts))
+            self._write_message(client, facts)
 
     def replace_client_facts(self, client: str, facts: FactSheet) -> None:
         """Replace the facts of these sources about a client: a round that is run again may have fewer."""
-        sources = {source for values in facts.values() for source in values}
         with self.bundle.exclusive():
-            before = sheet(self.message(client).facts)
-            remaining = {n: {s: v for s, v in values.items() if s not in sources} for n, values in before.items()}
-            remaining = {name: values for name, values in remaining.items() if values}
-            self._write_message(client, facts=overlay(remaining, facts))
+            self._write_message(client, facts, without={source for values in facts.values() for source in values})
 
     @property
     def state(self) -> RoundFacts:
         """The round as it was recorded so far."""
-        return self.bundle.round_facts(self.index)
+        return self.bundle.rounds.get(self.index, RoundFacts(index=self.index))
 
     def message(self, client: str) -> MessageFacts:
         """Return the entry of a client as it was recorded so far."""
@@ -148,10 +142,16 @@ class RoundWriter:
         self.bundle.put(ref.file, data)
         return ref
 
-    def _write_message(self, client: str, **changed: Any) -> None:
-        self.bundle.position_of(client)
+    def _write_message(
+        self, client: str, facts: FactSheet | None = None, *, without: Collection[Source] = (), **changed: Any
+    ) -> None:
+        """Change the entry of a client, and add facts to those that it has from other sources than `without`."""
+        self.bundle.position_of(client)  # refuses what is not a name
+        message = self.message(client)
+        before = {n: {s: v for s, v in values.items() if s not in without} for n, values in message.facts.items()}
+        combined = overlay({name: values for name, values in before.items() if values}, facts or {})
         entries = {message.client: message for message in self.state.messages}
-        entries[client] = self.message(client).model_copy(update=changed)
+        entries[client] = message.model_copy(update={"facts": combined, **changed})
         self._write(messages=list(entries.values()))
 
     def _write(self, **changed: Any) -> None:
@@ -194,17 +194,16 @@ class BundleWriter:
         """Open a new folder, or with `resume` continue a bundle, as a client does that was restarted.
 
         Args:
-            folder: The bundle.
             writer: The recorder's name, such as `server` or that of a client.
-            facts: Facts of the whole federation.
-            source: The source of these facts.
+            facts: Facts of the whole federation, from this source.
             truth: The folder of private examples, which is not part of the bundle; `<folder>-truth` by default.
         """
         self.folder = Path(folder)
         self._truth = self.folder.with_name(self.folder.name + TRUTH) if truth is None else Path(truth)
         self._lock, self._depth, self._written = threading.RLock(), 0, b""
-        self._manifest, self._rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
-        _make_folder(self.folder)
+        self.manifest, self.rounds = Manifest(fedglass=__version__, writer=writer), dict[int, RoundFacts]()
+        with writing_to(self.folder):
+            make_folder(self.folder)
         if (self.folder / MANIFEST).exists() and not resume:
             raise UsageError(
                 f"{self.folder} holds a bundle already: choose another folder, or resume=True to continue it."
@@ -221,19 +220,16 @@ class BundleWriter:
                     yield
                     return
                 with lock_folder(self.folder):
-                    self._catch_up()
+                    path = self.folder / MANIFEST
+                    if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
+                        self.manifest, self.rounds = read_index(self.folder)
                     yield
             finally:
                 self._depth -= 1
 
-    def _catch_up(self) -> None:
-        path = self.folder / MANIFEST
-        if path.exists() and read_at_most(path, most=MOST_JSON_BYTES) != self._written:
-            self._manifest, self._rounds = read_index(self.folder)
-
     def facts(self, facts: Mapping[str, Any], *, source: Source = "declared") -> None:
         """Record facts of the whole federation: model, shape, classes, whitening, rule, defences, sees, ..."""
-        self.add_facts(OF_FEDERATION.told(facts, source))
+        self.add_facts(OF_FEDERATION.sheet(facts, source))
 
     def mark_incomplete(self) -> None:
         """Record, if possible, that something could not be stored: a reader cannot see what a bundle lacks."""
@@ -243,10 +239,9 @@ class BundleWriter:
     def add_facts(self, facts: FactSheet) -> None:
         """Record facts of the whole federation with their sources."""
         with self.exclusive():
-            recorded_facts = self.known_facts
-            combined = overlay(recorded_facts, facts)
+            combined = overlay(self.manifest.facts, facts)
             # A writer that continues a bundle and has nothing new needs no space on the disk.
-            if combined != recorded_facts or not (self.folder / MANIFEST).exists():
+            if combined != self.manifest.facts or not (self.folder / MANIFEST).exists():
                 self._write_manifest(facts=combined)
 
     def round(self, index: int) -> RoundWriter:
@@ -259,7 +254,7 @@ class BundleWriter:
         self, client: str, round: int | None, facts: Mapping[str, Any], *, source: Source = "declared"
     ) -> None:
         """Record how a client trained in a round; `None` means every round."""
-        sheet_of_client = OF_CLIENT.told(facts, source)
+        sheet_of_client = OF_CLIENT.sheet(facts, source)
         if round is not None:
             self.round(round).add_client_facts(client, sheet_of_client)
         else:
@@ -269,8 +264,8 @@ class BundleWriter:
         """Record facts of a client that hold in every round, with their sources."""
         with self.exclusive():
             self.position_of(client)
-            combined = overlay(self.constant_facts(client), facts)
-            self._write_manifest(always={**self._manifest.always, client: combined})
+            combined = overlay(self.manifest.always.get(client, {}), facts)
+            self._write_manifest(always={**self.manifest.always, client: combined})
 
     def truth(
         self,
@@ -292,19 +287,11 @@ class BundleWriter:
             position = self.position_of(client)
             self._write_manifest()
             folder = self._truth / f"client-{position:05}"
-            _make_folder(self._truth)
-            _make_folder(folder)
+            for place in (self._truth, folder):
+                with writing_to(place):
+                    make_folder(place)
             write_client_truth(folder, client, check_examples(client, images, labels), batches or {})
         return folder
-
-    @property
-    def known_facts(self) -> FactSheet:
-        """The facts of the federation that were recorded so far."""
-        return sheet(self._manifest.facts)
-
-    def constant_facts(self, client: str) -> FactSheet:
-        """Return the facts of a client that hold in every round."""
-        return sheet(self._manifest.always.get(client, {}))
 
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the arrays of a file of this bundle."""
@@ -314,17 +301,13 @@ class BundleWriter:
         """Return a client's position, which is in the names of its files; a new client comes last."""
         if not isinstance(client, str) or not 1 <= len(client) <= 200:
             raise UsageError(f"A client's name must be a text of 1 to 200 characters, got {client!r}.")
-        if client not in self._manifest.clients:
-            self._manifest = self._manifest.model_copy(update={"clients": [*self._manifest.clients, client]})
-        return self._manifest.clients.index(client)
-
-    def round_facts(self, index: int) -> RoundFacts:
-        """Return a round as it was recorded so far."""
-        return self._rounds.get(index, RoundFacts(index=index))
+        if client not in self.manifest.clients:
+            self.manifest = self.manifest.model_copy(update={"clients": [*self.manifest.clients, client]})
+        return self.manifest.clients.index(client)
 
     def write_round(self, facts: RoundFacts) -> None:
         """Write a round under a name that no manifest has yet: the old file stays until the manifest names the new."""
-        refs = {ref.index: ref for ref in self._manifest.rounds}
+        refs = {ref.index: ref for ref in self.manifest.rounds}
         old = refs.get(facts.index)
         version = 0 if old is None else int(old.file.rpartition("-")[2].removesuffix(".json")) + 1
         data = (facts.model_dump_json(indent=1) + "\n").encode()
@@ -333,28 +316,17 @@ class BundleWriter:
         digest = hashlib.sha256(data).hexdigest()
         refs[facts.index] = RoundRef(index=facts.index, file=name, sha256=digest, bytes=len(data))
         self._write_manifest(rounds=sorted(refs.values(), key=lambda ref: ref.index))
-        self._rounds[facts.index] = facts
+        self.rounds[facts.index] = facts
         if old is not None:
             (self.folder / old.file).unlink(missing_ok=True)
 
     def _write_manifest(self, **changed: Any) -> None:
-        self._manifest = self._manifest.model_copy(update=changed)
-        data = signed(self._manifest).encode()
+        self.manifest = self.manifest.model_copy(update=changed)
+        data = signed(self.manifest).encode()
         self.put(MANIFEST, data)
         self._written = data
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file of the bundle in one step."""
-        try:
+        with writing_to(self.folder, "make room, or choose another folder"):
             write_atomic(self.folder / name, content)
-        except OSError as error:
-            raise UsageError(
-                f"Cannot write to {self.folder}: {error.strerror}; make room, or choose another folder."
-            ) from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {folder}: {error.strerror}; choose another folder.") from error

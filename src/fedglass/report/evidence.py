@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from fedglass.bounds.success import eps_delta_success, gdp_success
 from fedglass.report.charts import ChartRow, strip_chart
@@ -19,7 +18,7 @@ from fedglass.verdict.flags import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
-from fedglass.verdict.texts import UNCHECKED, Flag, count, percent
+from fedglass.verdict.texts import UNCHECKED, count, percent
 
 BASES = {
     "construction": "by construction: fedglass itself does this",
@@ -41,33 +40,11 @@ ACCOUNTINGS = {
 NO_PRIOR = "It does not bound an adversary that knows what such pictures look like."
 
 
-T = TypeVar("T")
+def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:
+    """Return a table of the certificates, the weakest first, and the first of them in full; None without a check.
 
-
-@dataclass(frozen=True)
-class CertificateDetails:
-    """One certificate in full."""
-
-    title: str
-    labels: Sequence[Flag]
-    """The reasons why it is unreliable or insufficient."""
-    facts: PageTable
-    assumptions: PageTable
-
-
-@dataclass(frozen=True)
-class EvidenceSection(Generic[T]):
-    """All certificates or all candidate games of an audit on the page."""
-
-    table: PageTable | None
-    details: Sequence[T]
-    """The first certificates in full, or the charts of the first games."""
-    remarks: Sequence[tuple[str, str]]
-    """Messages without a certificate or a game, and the reason."""
-
-
-def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[CertificateDetails] | None:
-    """Return the certificates, the weakest first; None if no message was checked."""
+    `remarks` are messages without a certificate, and the reason.
+    """
     checked = [record for record in records if record.kind == "certificate" and record.status == "done"]
     if not checked:
         return None
@@ -75,9 +52,24 @@ def certificates_of(records: Sequence[Record], gate: Gate, names: Names) -> Evid
     certified = [(record, record.certificate) for record in checked if record.certificate is not None]
     columns = ["message", "success at most", "base rate", "advantage", "rounds", "epsilon"]
     rows = [_certificate_row(record, certificate, gate, names) for record, certificate in certified]
-    stated = [_stated(record, certificate, gate, names) for record, certificate in certified[:CHARTS]]
-    why = [(_why(record, gate), message_name(record, names)) for record in checked if record.certificate is None]
-    return EvidenceSection(PageTable(columns, rows) if rows else None, stated, by_text(why))
+    details = [
+        {
+            "title": message_name(record, names),
+            "labels": [flag(doubt) for doubt in serious_doubts(record, gate)],
+            "facts": PageTable(["", ""], certificate_facts(certificate)),
+            "assumptions": PageTable(
+                ["assumption", "basis"], [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
+            ),
+        }
+        for record, certificate in certified[:CHARTS]
+    ]
+    unchecked = UNCHECKED.format(messages="this message")
+    why = [
+        (next((flag(doubt).text for doubt in serious_doubts(record, gate)), unchecked), message_name(record, names))
+        for record in checked
+        if record.certificate is None
+    ]
+    return {"table": PageTable(columns, rows) if rows else None, "details": details, "remarks": by_text(why)}
 
 
 def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
@@ -86,23 +78,23 @@ def certificate_facts(certificate: Certificate) -> list[list[TableCell | str]]:
     adversary = [f"{percent(rate)} among {int(size):,}" for size, rate in certificate.adversary.items()]
     clients = None if certificate.client_mu is None else percent(gdp_success(BASE_RATE, certificate.client_mu))
     psnr = certificate.expected_psnr
+    advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
+    epsilon, delta = certificate.epsilon, certificate.delta
+    by_epsilon = None
+    if epsilon is not None and delta is not None:
+        by_epsilon = percent(eps_delta_success(BASE_RATE, epsilon, delta))
     rows = {
-        "success in naming a record": _success(worst, certificate),
+        "success in naming a record": f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})",
         "single records": f"worst {percent(worst)}, median {percent(middle)}, of {len(certificate.success)}",
         "all records of a client at once": clients and f"at most {clients}",
         "rounds": _rounds(certificate),
-        "epsilon": _epsilon(certificate),
-        "bound by epsilon alone": _by_epsilon(certificate),
+        "epsilon": None if epsilon is None else f"{epsilon:.3g}{'' if delta is None else f' at delta {delta:g}'}",
+        "bound by epsilon alone": by_epsilon and f"success at most {by_epsilon}; a weaker bound for the same noise",
         "accounting": ACCOUNTINGS.get(certificate.accounting, certificate.accounting) + ".",
         "simulated best adversary": f"{', '.join(adversary)} candidates; for information only" if adversary else None,
         "expected PSNR": None if psnr is None else f"{psnr:.1f} dB for an adversary without a prior. {NO_PRIOR}",
     }
     return [[name, text] for name, text in rows.items() if text]
-
-
-def _success(worst: float, certificate: Certificate) -> str:
-    advantage = "" if certificate.advantage is None else f"; advantage {percent(certificate.advantage)}"
-    return f"at most {percent(worst)} (without the message {percent(BASE_RATE)}{advantage})"
 
 
 def _rounds(certificate: Certificate) -> str:
@@ -116,29 +108,19 @@ def _rounds(certificate: Certificate) -> str:
     return f"{held}; at the planned {planned} it is {percent(later)}"
 
 
-def _epsilon(certificate: Certificate) -> str | None:
-    if certificate.epsilon is None:
-        return None
-    return f"{certificate.epsilon:.3g}" + ("" if certificate.delta is None else f" at delta {certificate.delta:g}")
-
-
-def _by_epsilon(certificate: Certificate) -> str | None:
-    """Describe the bound of (epsilon, delta) alone, which is much weaker."""
-    if certificate.epsilon is None or certificate.delta is None:
-        return None
-    success = eps_delta_success(BASE_RATE, certificate.epsilon, certificate.delta)
-    return f"success at most {percent(success)}; a weaker bound for the same noise"
-
-
 def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[TableCell | str]:
     flags = [flag(doubt) for doubt in serious_doubts(record, gate)]
+    planned, later = certificate.planned, certificate.success_planned
     badge, colour = (flags[0].name, tone(flags[0].severity)) if flags else ("certified", "clear")
     return [
         TableCell(message_name(record, names), badge=badge, tone=colour),
         TableCell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
-        TableCell(str(certificate.rounds), note=_planned(certificate)),
+        TableCell(
+            str(certificate.rounds),
+            note="" if planned is None else f"{planned} planned: {'not bounded' if later is None else percent(later)}",
+        ),
         TableCell(
             "n/a" if certificate.epsilon is None else f"{certificate.epsilon:.3g}",
             note="" if certificate.delta is None else f"delta {certificate.delta:g}",
@@ -155,30 +137,11 @@ def _bound_note(certificate: Certificate) -> str:
     return "; ".join(notes)
 
 
-def _planned(certificate: Certificate) -> str:
-    if certificate.planned is None:
-        return ""
-    later = certificate.success_planned
-    return f"{certificate.planned} planned: {'not bounded' if later is None else percent(later)}"
+def games_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:
+    """Return a table of the games, the one that names most first, and charts of the first; None if there are none.
 
-
-def _stated(record: Record, certificate: Certificate, gate: Gate, names: Names) -> CertificateDetails:
-    labels = [flag(doubt) for doubt in serious_doubts(record, gate)]
-    assumptions = [[name, BASES.get(how, how)] for name, how in certificate.assumptions.items()]
-    table = PageTable(["assumption", "basis"], assumptions)
-    return CertificateDetails(
-        message_name(record, names), labels, PageTable(["", ""], certificate_facts(certificate)), table
-    )
-
-
-def _why(record: Record, gate: Gate) -> str:
-    """Return the reason why there is no certificate."""
-    doubts = serious_doubts(record, gate)
-    return flag(doubts[0]).text if doubts else UNCHECKED.format(messages="this message")
-
-
-def games_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSection[ChartFigure] | None:
-    """Return the games, the one that names most first; None if the audit has none."""
+    `remarks` are messages on which no game was played, and the reason.
+    """
     game_records = [record for record in records if record.kind == "game" and record.status == "done"]
     if not game_records:
         return None
@@ -192,7 +155,7 @@ def games_of(records: Sequence[Record], gate: Gate, names: Names) -> EvidenceSec
         for record in game_records
         if record.game is None
     ]
-    return EvidenceSection(PageTable(columns, rows) if rows else None, figures, by_text(unplayed))
+    return {"table": PageTable(columns, rows) if rows else None, "details": figures, "remarks": by_text(unplayed)}
 
 
 def sentence(game: Game) -> str:
@@ -222,19 +185,13 @@ def game_facts(game: Game) -> list[list[TableCell | str]]:
 
 
 def _game_row(record: Record, game: Game, gate: Gate, names: Names) -> list[TableCell | str]:
-    exposed = gate.exposes(record)
+    exposed, rate = gate.exposes(record), game.control_top1
     return [
         TableCell(message_name(record, names), badge="exposed" if exposed else "", tone="leak"),
         TableCell(f"{round(game.top1 * game.records)} of {game.records}", note=_limits(game.low, game.high)),
-        _control(game),
+        TableCell("none" if rate is None else percent(rate), note=_limits(game.control_low, game.control_high)),
         f"{game.candidates:,}",
     ]
-
-
-def _control(game: Game) -> TableCell:
-    if game.control_top1 is None:
-        return TableCell("none")
-    return TableCell(percent(game.control_top1), note=_limits(game.control_low, game.control_high))
 
 
 def _limits(low: float | None, high: float | None) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 from pydantic import JsonValue
 
+from fedglass.report.page import term_anchor
 from fedglass.verdict.doubts import Doubt, Question
 from fedglass.verdict.flags import NAMED, ORDER, doubts_of, flag
 from fedglass.verdict.gate import Gate
@@ -35,8 +36,8 @@ def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str,
 def merged(doubts: Sequence[Doubt]) -> Doubt:
     """Return doubts of one kind as one doubt, with the range of each figure and all names.
 
-    >>> from fedglass.verdict.doubts import Kind, doubt
-    >>> merged([doubt(Kind.WRONG_LABELS, labels=1), doubt(Kind.WRONG_LABELS, labels=3)]).details
+    >>> from fedglass.verdict.doubts import DoubtKind, doubt
+    >>> merged([doubt(DoubtKind.WRONG_LABELS, labels=1), doubt(DoubtKind.WRONG_LABELS, labels=3)]).details
     {'labels': '1 to 3'}
     """
     names = dict.fromkeys(name for doubt in doubts for name in doubt.details)
@@ -57,131 +58,98 @@ def _together(values: Sequence[JsonValue]) -> JsonValue:
     return (" " if texts[0].endswith(".") else "; ").join([*texts[:NAMED], *more])
 
 
-@dataclass(frozen=True)
-class GlossaryTerm:
-    """A term and its meaning."""
-
-    name: str
-    meaning: str
-    metric: str = ""
-    """The metric that it names; it is explained only if the audit has this metric."""
-    also: tuple[str, ...] = ()
-    """Other forms of the term."""
-
-    @property
-    def anchor(self) -> str:
-        return f"term-{self.name.lower().replace(' ', '-')}"
-
-
-TERMS = (
-    GlossaryTerm(
-        "PSNR",
+TERMS = {
+    "PSNR": (
         "Peak signal-to-noise ratio: how small the differences between the pixels of two images are, in decibels (dB). "
-        "Higher is more alike; around 20 dB a person recognises most of an image. An exact copy has 100 dB here.",
-        "psnr",
+        "Higher is more alike; around 20 dB a person recognises most of an image. An exact copy has 100 dB here."
     ),
-    GlossaryTerm(
-        "SSIM",
+    "SSIM": (
         "Structural similarity: how alike edges and textures of two images are, from about 0 (nothing in common) to 1 "
-        "(the same image).",
-        "ssim",
+        "(the same image)."
     ),
-    GlossaryTerm(
-        "RMSE",
+    "RMSE": (
         "Root mean squared error: how far apart the pixels of two images are on average, where black is 0 and white "
-        "is 1. Lower is more alike.",
-        "rmse",
+        "is 1. Lower is more alike."
     ),
-    GlossaryTerm(
-        "LPIPS",
+    "LPIPS": (
         "A distance between two images as a trained network perceives them, which follows human judgement better than "
-        "pixels do. Lower is more alike.",
-        "lpips",
+        "pixels do. Lower is more alike."
     ),
-    GlossaryTerm(
-        "update",
+    "update": (
         "What a client sends after training on its private data: the change of each weight of the model. The attacks "
-        "reconstruct the data from it.",
-        also=("updates",),
+        "reconstruct the data from it."
     ),
-    GlossaryTerm(
-        "secure aggregation",
-        "A protocol that gives the server only the sum of the clients' updates, and none of them alone.",
+    "secure aggregation": (
+        "A protocol that gives the server only the sum of the clients' updates, and none of them alone."
     ),
-    GlossaryTerm(
-        "gate",
+    "gate": (
         "The limits of the plan: the score from which an image counts as recovered, the share of images that may be "
-        "recovered, how often a message may name its records, and the success that a certificate may allow.",
+        "recovered, how often a message may name its records, and the success that a certificate may allow."
     ),
-    GlossaryTerm(
-        "inconclusive",
-        "No leak was shown, and no certificate rules one out. It is not a pass.",
-    ),
-    GlossaryTerm(
-        "singling out",
+    "inconclusive": "No leak was shown, and no certificate rules one out. It is not a pass.",
+    "singling out": (
         "Finding out from a message which of several similar records was trained on. European data-protection "
         "authorities name it first among three ways in which anonymisation fails (Article 29 Working Party, "
-        "Opinion 05/2014).",
-        also=("singles out", "single out", "singled out"),
+        "Opinion 05/2014)."
     ),
-    GlossaryTerm(
-        "candidate game",
+    "candidate game": (
         "An adversary gets the message and many similar images, one of them trained on, and names the one that fits "
-        "the message best.",
-        also=("candidate games",),
+        "the message best."
     ),
-    GlossaryTerm(
-        "control",
+    "control": (
         "The same game for records that were not trained on. If it names these as well, it shows similarity and not "
-        "training.",
+        "training."
     ),
-    GlossaryTerm(
-        "certificate",
+    "certificate": (
         "A proven upper bound on the success of any adversary in naming a record, under listed assumptions, "
-        "which are tested if possible.",
-        also=("certificates",),
+        "which are tested if possible."
     ),
-    GlossaryTerm("base rate", "The success in naming a record without the message: one in 1,000."),
-    GlossaryTerm(
-        "advantage",
+    "base rate": "The success in naming a record without the message: one in 1,000.",
+    "advantage": (
         "The share of hits minus the share of false alarms of the best test that says whether a record was used. 0 % "
-        "is a blind guess.",
+        "is a blind guess."
     ),
-    GlossaryTerm(
-        "epsilon",
-        "The customary measure of differential privacy, stated with a small probability delta. Lower is more private.",
+    "epsilon": (
+        "The customary measure of differential privacy, stated with a small probability delta. Lower is more private."
     ),
-    GlossaryTerm(
-        "blind guess",
+    "blind guess": (
         "An image made without looking at the message, such as plain grey. An image that is no better than this does "
-        "not count as recovered.",
+        "not count as recovered."
     ),
-    GlossaryTerm(
-        "energy",
+    "energy": (
         "How badly an image explains the message, as one attack measures it. The attack looks for the lowest energy. "
-        "Energies of different attacks cannot be compared.",
-        also=("energies",),
+        "Energies of different attacks cannot be compared."
     ),
-    GlossaryTerm(
-        "oracle",
+    "oracle": (
         "Knowledge that a real adversary does not have, such as the true labels. Figures that depend on it decide "
-        "nothing.",
+        "nothing."
     ),
-)
+}
+"""Term -> its meaning."""
+METRICS = {"PSNR": "psnr", "SSIM": "ssim", "RMSE": "rmse", "LPIPS": "lpips"}
+"""Terms that are explained only if the audit has this metric."""
+FORMS: dict[str, tuple[str, ...]] = {
+    "update": ("updates",),
+    "singling out": ("singles out", "single out", "singled out"),
+    "candidate game": ("candidate games",),
+    "certificate": ("certificates",),
+    "energy": ("energies",),
+}
+"""Other forms of a term."""
 
 
 @dataclass
 class Glossary:
     """Links for the terms of one page: each term is linked the first time that the page uses it."""
 
-    terms: Sequence[GlossaryTerm]
+    terms: Mapping[str, str]
     _linked: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, metrics: Iterable[str]) -> Glossary:
         """Return a glossary with the metrics of the audit."""
         names = set(metrics)
-        return cls([term for term in TERMS if not term.metric or term.metric in names])
+        return cls({term: meaning for term, meaning in TERMS.items() if METRICS.get(term) in {None, *names}})
 
     def link(self, text: str) -> Markup:
         """Return the escaped text with links for the terms that were not linked before.
@@ -191,14 +159,14 @@ class Glossary:
         """
         html = str(escape(text))
         for term in self.terms:
-            if term.name not in self._linked:
-                link = rf'<a class="term" href="#{term.anchor}">\1</a>'
+            if term not in self._linked:
+                link = rf'<a class="term" href="#{term_anchor(term)}">\1</a>'
                 html, times = _pattern(term).subn(link, html, count=1)
-                self._linked |= {term.name} if times else set()
+                self._linked |= {term} if times else set()
         return Markup(html)
 
 
-def _pattern(term: GlossaryTerm) -> re.Pattern[str]:
+def _pattern(term: str) -> re.Pattern[str]:
     """Return a pattern for the term or one of its forms: not a part of another word, and not inside a tag."""
-    forms = "|".join(sorted(map(re.escape, (term.name, *term.also)), key=len, reverse=True))
+    forms = "|".join(sorted(map(re.escape, (term, *FORMS.get(term, ()))), key=len, reverse=True))
     return re.compile(rf"(?<![\w&#/\"=.-])({forms})(?![\w-]|\.\w)(?![^<]*(?:>|</a>))", re.IGNORECASE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
@@ -24,7 +24,7 @@ from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
 from fedglass.verdict.records import Picture, Record, grouped
 from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read_summary, scales_of
-from fedglass.verdict.texts import Flag, count, percent
+from fedglass.verdict.texts import count, percent
 
 LONGEST_PLAN = 2**20
 
@@ -86,19 +86,6 @@ def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str
 
 WORST = 12
 FILM = "steps of the refinement"
-
-
-@dataclass(frozen=True)
-class CaseDetails:
-    """One record as the page shows it in full."""
-
-    record: Record
-    view: str
-    score: str
-    tone: str
-    flags: Sequence[Flag]
-    pairs: Sequence[Pair]
-    facts: PageTable
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
@@ -183,20 +170,23 @@ def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, 
     """Return every private image once with its closest reconstruction, the most leaked first."""
     pairs: list[Pair] = []
     shown: set[bytes | str] = set()
+    record_by_key = {record.key: record for record in records}
     for case in rank(records, gate):
         if case.picture is None or len(pairs) == WORST:
             continue
         original = album.content(case.picture.original) or case.picture.original
         if original not in shown:
             shown.add(original)
-            pairs.append(_pair(case, case.picture, gate, scales, album, _origin(case, names)))
+            pairs.append(
+                _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
+            )
     return pairs
 
 
-def _origin(case: ScoredImage, names: Names) -> list[str]:
-    """Return the attack, the message and the client of an image."""
-    client = case.owner or case.client
-    return [case.attack, message_name(case, names), *([] if client in names[case.view] else [client])]
+def _origin(record: Record, owner: str | None, names: Names) -> list[str]:
+    """Return the attack, the message and the client of an image; a server's message is named after its client."""
+    named = bool(record.view_name) and record.standpoint == "server"
+    return [record.attack, message_name(record, names), *([] if named else [owner or record.client])]
 
 
 def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album: Album, lines: Sequence[str]) -> Pair:
@@ -205,6 +195,7 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
     first = [name for name in dict.fromkeys([gate.metric, "psnr", "ssim"]) if name in scores][:2]
     label = [] if picture.label is None else [f"label {picture.label}"]
     raw = [f"{scales[name].title} {scales[name].show(case.scores_raw.get(name))}" for name in first]
+    blind, guess = case.blind.get(gate.metric), case.blind_guess.get(gate.metric, "")
     return Pair(
         original=album.inline(picture.original, "private original"),
         reconstruction=album.inline(picture.reconstruction, f"reconstruction by {case.attack}"),
@@ -212,7 +203,7 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
         lines=[
             *([f"raw: {', '.join(raw)}"] if case.scores_raw else []),
             *([f"judged: {case.judged}"] if case.judged else []),
-            *_guess(case, gate),
+            *([] if blind is None else [f"without the message: {gate.scale.show(blind)}{guess and f' ({guess})'}"]),
             *([read_exactly(case)] if case.method else []),
             *lines,
             *label,
@@ -225,17 +216,9 @@ def _pair(case: ScoredImage, picture: Picture, gate: Gate, scales: Scales, album
     )
 
 
-def _guess(case: ScoredImage, gate: Gate) -> list[str]:
-    """Describe the best guess without the message by the gate's metric."""
-    value, name = case.blind.get(gate.metric), case.blind_guess.get(gate.metric)
-    if value is None:
-        return []
-    return [f"without the message: {gate.scale.show(value)}{f' ({name})' if name else ''}"]
-
-
 def _all_evidence(
     records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names
-) -> list[CaseDetails]:
+) -> list[dict[str, Any]]:
     """Return every record in full, the one with the most leaked image first, those without a score last."""
     cases = grouped(rank(records, gate), lambda case: case.key)
     order = {key: place for place, key in enumerate(cases)}
@@ -248,9 +231,9 @@ def _all_evidence(
             _pair(c, picture, gate, scales, album, [f"image {c.image}", *([c.owner] if c.owner else [])])
             for c, picture in shown
         ]
-        labels, facts = flags_of(record, gate), _record_facts(record)
-        pairs = pairs or _unscored(record, album)
-        evidence.append(CaseDetails(record, message_name(record, names), score, tone, labels, pairs, facts))
+        case = {"record": record, "view": message_name(record, names), "score": score, "tone": tone}
+        case |= {"flags": flags_of(record, gate), "facts": _record_facts(record)}
+        evidence.append({**case, "pairs": pairs or _unscored(record, album)})
     return evidence
 
 
@@ -306,12 +289,6 @@ def _unscored_paths(record: Record, kind: str = "pictures") -> list[str]:
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
-def _means(figures: Mapping[str, Sequence[float | None]]) -> str:
-    """Return the mean of each metric over the images that have it."""
-    measured = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return ", ".join(f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values)
-
-
 def _record_facts(record: Record) -> PageTable:
     labels = {"labels, true": record.labels_true, "labels, recovered": record.labels_recovered}
     numbers = {
@@ -329,7 +306,10 @@ def _record_facts(record: Record) -> PageTable:
     rows += [["exact method", read_exactly(record)]] if record.method else []
     rows += [] if record.certificate is None else certificate_facts(record.certificate)
     rows += [] if record.game is None else game_facts(record.game)
-    rows += [[f"control: {name}", _means(figures)] for name, figures in record.controls.items()]
+    for control, figures in record.controls.items():
+        measured = {name: [value for value in values if value is not None] for name, values in figures.items()}
+        means = [f"{name} {sum(values) / len(values):.3g}" for name, values in measured.items() if values]
+        rows.append([f"control: {control}", ", ".join(means)])
     if record.identity_preserved:
         preserved = f"{sum(record.identity_preserved)} of {len(record.identity_preserved)} refined images"
         rows.append(["still nearest to the same true image", preserved])

@@ -21,8 +21,7 @@ from fedglass import __version__
 from fedglass.core.errors import UsageError
 from fedglass.core.files import RefusedFile, read_file, write_atomic
 from fedglass.verdict.doubts import Severity
-from fedglass.verdict.records import Record
-from fedglass.verdict.summary import ScoredImage
+from fedglass.verdict.records import ROUNDS, Record
 from fedglass.verdict.texts import percent
 
 LARGEST = 8 * 2**20
@@ -129,7 +128,6 @@ class PageTable:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[TableCell | str]]
-    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,6 +158,11 @@ def anchor(kind: str) -> str:
     return f"doubt-{kind.replace('_', '-')}"
 
 
+def term_anchor(name: str) -> str:
+    """Return the address of a term in the page's glossary."""
+    return f"term-{name.lower().replace(' ', '-')}"
+
+
 def unbroken(text: str) -> str:
     """Return a text with no line break between a number and its unit.
 
@@ -180,7 +183,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters.update(unbroken=unbroken, tone=tone, anchor=anchor)
+    templates.filters.update(unbroken=unbroken, tone=tone, anchor=anchor, term_anchor=term_anchor)
     return templates
 
 
@@ -234,10 +237,11 @@ def some(texts: Sequence[str], limit: int = 6) -> list[str]:
     return distinct if more <= 0 else [*distinct[:limit], f"and {more} more of this kind"]
 
 
-def message_name(record: Record | ScoredImage, names: Names) -> str:
-    """Return the short name of a record's message, with the round unless the name has it."""
-    view = names[record.view]
-    return view if "round" in view else f"{view}, round {record.round}"
+def message_name(record: Record, names: Names) -> str:
+    """Return the short name of a record's message with its round; a joint or lengthened name says it already."""
+    name = names[record.view]
+    says_round = ROUNDS in record.extra or name != _short(record)
+    return name if says_round else f"{name}, round {record.round}"
 
 
 def by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

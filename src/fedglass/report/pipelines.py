@@ -26,7 +26,7 @@ from fedglass.verdict.judge import Verdict, judge, reads
 from fedglass.verdict.records import Record
 from fedglass.verdict.texts import count, percent
 
-Kind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
+OutcomeKind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
 """`allowed`: an attack recovered images, but no larger share than the gate allows. `none`: an attack recovered nothing,
 which by itself proves nothing."""
 
@@ -38,7 +38,7 @@ class Outcome:
     """The result of one record: its kind and a sentence."""
 
     record: Record
-    kind: Kind
+    kind: OutcomeKind
     sentence: str
 
     @property
@@ -50,7 +50,7 @@ class Outcome:
 def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
     """Return the result of every record, in their order."""
     guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share and not tally.oracle}
-    return [_outcome(record, gate, record.attack in guilty) for record in records]
+    return [Outcome(record, *_outcome(record, gate, record.attack in guilty)) for record in records]
 
 
 def unfinished(missing: int | None, records: Sequence[Record]) -> str:
@@ -71,11 +71,12 @@ def without_paths(text: str) -> str:
     return _FOLDERS.sub("", text)
 
 
-def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
+def _outcome(record: Record, gate: Gate, guilty: bool) -> tuple[OutcomeKind, str]:
+    """Return the kind of a record's result, and a sentence."""
     if record.status == "failed":
-        return Outcome(record, "failed", f"The case failed: {without_paths(record.error or '')}")
+        return "failed", f"The case failed: {without_paths(record.error or '')}"
     if is_mute(record):
-        return Outcome(record, "inconclusive", serious_text(record, gate))
+        return "inconclusive", serious_text(record, gate)
     if record.kind == "game":
         return _game(record, gate)
     if record.kind == "certificate":
@@ -84,44 +85,42 @@ def _outcome(record: Record, gate: Gate, guilty: bool) -> Outcome:
     hits = sum(gate.hits(ImageScores.of(record)))
     if reads(record) and not hits:
         read = count(len(record.labels_recovered), "image")
-        return Outcome(record, "leak", f"{record.attack} ({record.method}) read {read}, which explains the message.")
+        return "leak", f"{record.attack} ({record.method}) read {read}, which explains the message."
     if hits:
         best = gate.scale.show(gate.scale.best(values))
         text = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
         if record.oracle:
-            return Outcome(record, "none", f"{text} It used oracle knowledge, so this decides nothing.")
+            return "none", f"{text} It used oracle knowledge, so this decides nothing."
         allowed = f" The gate allows {percent(gate.max_share)} of an attack's images."
-        return Outcome(record, "leak", text) if guilty else Outcome(record, "allowed", text + allowed)
+        return ("leak", text) if guilty else ("allowed", text + allowed)
     if values and gate.judged(record):
-        return Outcome(record, "none", f"{record.attack} recovered no private image ({gate.rule}).")
+        return "none", f"{record.attack} recovered no private image ({gate.rule})."
     return _unscored(record, gate)
 
 
-def _unscored(record: Record, gate: Gate) -> Outcome:
+def _unscored(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
     """Explain why images have no score; an attack without anything to score is not a gap of the audit."""
     why = serious_text(record, gate)
     if gate.judged(record) and not why:
-        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
+        return "none", " ".join(flag.advice for flag in flags_of(record, gate))
     why = record.skipped_metrics.get(gate.metric, "") or why
-    return Outcome(record, "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip())
+    return "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip()
 
 
-def _game(record: Record, gate: Gate) -> Outcome:
+def _game(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
     game = record.game
     if game is None:
-        return Outcome(record, "none", " ".join(flag.advice for flag in flags_of(record, gate)))
+        return "none", " ".join(flag.advice for flag in flags_of(record, gate))
     named = round(game.top1 * game.records)
     text = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
-    return Outcome(record, "exposed" if gate.exposes(record) else "none", text)
+    return "exposed" if gate.exposes(record) else "none", text
 
 
-def _certificate(record: Record, gate: Gate) -> Outcome:
+def _certificate(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
     doubts = serious_text(record, gate)
     if doubts or record.certificate is None:
-        return Outcome(record, "inconclusive", doubts or "There is no certificate.")
-    return Outcome(
-        record, "clear", f"Success of any adversary in naming a record: at most {percent(gate.allowed(record))}."
-    )
+        return "inconclusive", doubts or "There is no certificate."
+    return "clear", f"Success of any adversary in naming a record: at most {percent(gate.allowed(record))}."
 
 
 def serious_text(record: Record, gate: Gate) -> str:
@@ -129,7 +128,12 @@ def serious_text(record: Record, gate: Gate) -> str:
     return " ".join(f"{flag.name}: {flag.advice}" for flag in flags_of(record, gate) if flag.severity == "serious")
 
 
-ELEMENTS: dict[Kind, str] = {"leak": "failure", "exposed": "failure", "failed": "error", "inconclusive": "skipped"}
+ELEMENTS: dict[OutcomeKind, str] = {
+    "leak": "failure",
+    "exposed": "failure",
+    "failed": "error",
+    "inconclusive": "skipped",
+}
 
 
 def write_junit(directory: Path, path: Path) -> Path:
@@ -195,7 +199,7 @@ def _count(suite: Element) -> None:
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS: dict[Severity, str] = {"info": "note", "warning": "warning", "serious": "error"}
-KINDS: dict[Kind, tuple[str, str, str]] = {
+KINDS: dict[OutcomeKind, tuple[str, str, str]] = {
     "leak": ("leak", "error", "An attack recovered private images from a message."),
     "exposed": ("exposed", "error", "A message singles out the records that were trained on."),
     "allowed": ("leak-allowed", "warning", "An attack recovered private images, but no more than the gate allows."),

@@ -6,6 +6,7 @@ Each is a plain value, computed from the records alone.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from fedglass.core.scale import Scale
 from fedglass.core.text import AFTER_ROUND
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
-from fedglass.verdict.doubts import Kind
+from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
@@ -47,7 +48,13 @@ def figures_table(groups: Sequence[AttackFigures], gate: Gate, scales: Scales, n
     named = "attack" if all(g.view is None for g in groups) else "attack and view"
     titles = [scales[m].title + (" ↑" if scales[m].higher_leaks else " ↓") for m in metrics]
     columns = [named, "cases", "recovered", *titles, "labels wrong", "time per case"]
-    return PageTable(columns, [_figures_row(group, metrics, scales, names) for group in groups])
+    rows = list[list[TableCell | str]]()
+    for g in groups:
+        cases = f"{g.cases}" + (f" ({g.failed} failed)" if g.failed else "")
+        labels = "n/a" if g.label_errors is None else f"{g.label_errors} of {g.labels}"
+        means = [_mean(g, metric, scales[metric]) for metric in metrics]
+        rows.append([_name(g, names), cases, _share(g), *means, labels, f"{g.seconds:.1f} s"])
+    return PageTable(columns, rows)
 
 
 def metric_plots(groups: Sequence[AttackFigures], gate: Gate, scales: Scales) -> list[ChartFigure]:
@@ -71,7 +78,13 @@ def energy_figures(
     order = {group.attack: place for place, group in enumerate(groups)}
     traced = sorted((r for r in records if r.trace), key=lambda r: order.get(r.attack, len(order)))
     parts = grouped(traced, lambda record: (record.attack, record.view))
-    figures = [_energy(attack, names[view], chosen) for (attack, view), chosen in list(parts.items())[:CHARTS]]
+    figures = []
+    for (attack, view), chosen in list(parts.items())[:CHARTS]:
+        truth = [r.energy_truth for r in chosen if r.energy_truth is not None]
+        blind = [r.energy_blind for r in chosen if r.energy_blind is not None]
+        iterations = max((r.iterations for r in chosen if r.iterations is not None), default=None)
+        svg = energy_chart(f"Energy of {attack}", [r.trace for r in chosen], truth, blind, iterations)
+        figures.append(ChartFigure(attack, svg, names[view]))
     return figures, len(parts) - len(figures)
 
 
@@ -86,7 +99,7 @@ def utility_table(
     rows: list[list[TableCell | str]] = [
         [
             _name(g, names),
-            *(_plain(g.utility.get(kind)) for kind in kinds),
+            *(f"{g.utility[kind]:.3g}" if kind in g.utility else "n/a" for kind in kinds),
             _share(g),
             _mean(g, gate.metric, gate.scale),
         ]
@@ -123,13 +136,6 @@ def skipped_metrics(records: Sequence[Record], scales: Scales) -> list[tuple[str
     return [(scales[name].title, why) for name, why in skipped]
 
 
-def _figures_row(group: AttackFigures, metrics: Sequence[str], scales: Scales, names: Names) -> list[TableCell | str]:
-    cases = f"{group.cases}" + (f" ({group.failed} failed)" if group.failed else "")
-    labels = "n/a" if group.label_errors is None else f"{group.label_errors} of {group.labels}"
-    means = [_mean(group, metric, scales[metric]) for metric in metrics]
-    return [_name(group, names), cases, _share(group), *means, labels, f"{group.seconds:.1f} s"]
-
-
 def _name(group: AttackFigures, names: Names) -> TableCell:
     view = "" if group.view is None else names[group.view]
     return TableCell(group.attack, note=view, badge="oracle" if group.oracle else "", tone="inconclusive")
@@ -154,19 +160,6 @@ def _mean(group: AttackFigures, metric: str, scale: Scale) -> TableCell:
     return TableCell(scale.show(mean.mean), note=f"{mean.low:.{scale.digits}f} to {mean.high:.{scale.digits}f}{star}")
 
 
-def _energy(attack: str, view: str, records: Sequence[Record]) -> ChartFigure:
-    truth = [r.energy_truth for r in records if r.energy_truth is not None]
-    blind = [r.energy_blind for r in records if r.energy_blind is not None]
-    iterations = [r.iterations for r in records if r.iterations is not None]
-    curves = [r.trace for r in records]
-    svg = energy_chart(f"Energy of {attack}", curves, truth, blind, max(iterations) if iterations else None)
-    return ChartFigure(attack, svg, view)
-
-
-def _plain(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"
-
-
 def read_exactly(read: Record | ScoredImage) -> str:
     """Return the exact method that read an image, and whether the result was verified."""
     return f"read by {read.method}" + ("; verified: it explains the message" if read.explains else "; not verified")
@@ -176,7 +169,7 @@ def exact_lines(records: Sequence[Record], gate: Gate, names: Names) -> list[tup
     """Return what exact attacks read from each message, or why they read nothing."""
     lines = []
     for record in records:
-        texts = [flag.text for flag in flags_of(record, gate) if flag.kind is Kind.NO_EXACT_METHOD]
+        texts = [flag.text for flag in flags_of(record, gate) if flag.kind is DoubtKind.NO_EXACT_METHOD]
         if record.method:
             texts = [f"{count(len(record.labels_recovered), 'image')} {read_exactly(record)}."]
         lines += [(text, message_name(record, names)) for text in texts]
@@ -251,26 +244,16 @@ def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> Page
     """Return, for each view, how many images of each client were recovered; None if the owners are unknown."""
     owned = [record for record in records if record.status == "done" and record.owners and not is_mute(record)]
     views = grouped(owned, lambda record: record.view)
-    rows = [_row(names[view], group, gate) for view, group in views.items()]
+    rows = []
+    for view, group in views.items():
+        owners = group[0].owners
+        # The images that an attack recovered in at least one repeat.
+        recovered = {i for record in group for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
+        hits, images = Counter(owners[i] for i in recovered if i < len(owners)), Counter(owners)
+        by_client = [f"{client}: {hits[client]} of {total}" for client, total in images.items()]
+        shares = f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))
+        rows.append([names[view], _reader(group[0]), *shares])
     return PageTable(["view", "who could do this", "recovered", "by client"], rows) if rows else None
-
-
-def _row(name: str, records: Sequence[Record], gate: Gate) -> list[TableCell | str]:
-    owners = records[0].owners
-    # The images that an attack recovered in at least one repeat.
-    recovered = {i for record in records for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
-    by_client = [_share_of(client, owners, recovered) for client in dict.fromkeys(owners)]
-    return [name, _reader(records[0]), f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))]
-
-
-def _share_of(client: str, owners: Sequence[str], recovered: set[int]) -> str:
-    """Return how many images of a client were recovered.
-
-    >>> _share_of("a", ["a", "b", "a"], {1, 2})
-    'a: 1 of 2'
-    """
-    images = [i for i, owner in enumerate(owners) if owner == client]
-    return f"{client}: {len(recovered.intersection(images))} of {len(images)}"
 
 
 def _reader(record: Record) -> str:

@@ -2,144 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from fedglass.report.page import Names, PageTable, TableCell, some
+from fedglass.report.page import Names, PageTable, TableCell, environment, some
 from fedglass.verdict.records import KnownFact, Record
 from fedglass.verdict.texts import count
 from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Sight, ThreatModel
 
 WIDTH, HEIGHT = 220, 132
-SERVER = (110.0, 18.0)
-CLIENTS = tuple((x, 112.0) for x in (28.0, 83.0, 137.0, 192.0))
-LOOKED_AT = 0
-"""The client whose update the drawn server reads; also the client that is the drawn peer."""
+"""Size of the drawings in `templates/scene_*.svg`; their colours come from the page's style sheet."""
 
 
 def drawing(standpoint: str, title: str) -> Markup | None:
-    """Return the federation with its adversary and what it sees marked; None for a standpoint without a drawing.
-
-    The colours come from the page's style sheet.
-    """
-    draw = _DRAWN.get(standpoint)
-    if draw is None:
+    """Return the federation with its adversary and what it sees marked; None for a standpoint without a drawing."""
+    if standpoint not in STANDPOINTS:
         return None
-    head = f'<svg class="scene" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-    return Markup(head + draw() + "</svg>")
-
-
-def _server() -> str:
-    """Draw every update on its own way to the server."""
-    wires = [_arrow(x, 100, 110 + (x - 110) * 0.28, 31, number == LOOKED_AT) for number, (x, _) in enumerate(CLIENTS)]
-    return "".join(
-        [*wires, *_client_boxes(), _box(*SERVER, "server", marked=True), _eye(154, 18), _note(2, 52, "one update")]
-    )
-
-
-def _aggregate() -> str:
-    """Draw updates that are summed before the server."""
-    wires = [_arrow(x, 100, 110 + (x - 110) * 0.2, 81, False) for x, _ in CLIENTS]
-    middle = (
-        '<circle class="part" cx="110" cy="70" r="11"/><text class="sum" x="110" y="75" text-anchor="middle">Σ</text>'
-    )
-    parts = [*wires, _arrow(110, 58, 110, 31, True), middle, *_client_boxes()]
-    return "".join([*parts, _box(*SERVER, "server", marked=True), _eye(154, 18), _note(118, 50, "only the sum")])
-
-
-def _peer() -> str:
-    """Draw the global model that goes back to every client."""
-    wires = [_arrow(x, 100, 110 + (x - 110) * 0.28, 31, False) for n, (x, _) in enumerate(CLIENTS) if n != LOOKED_AT]
-    x, y = CLIENTS[LOOKED_AT]
-    parts = [*wires, _arrow(91, 31, x + 4, 99, True), *_client_boxes(peer=LOOKED_AT), _eye(x - 16, y - 25)]
-    return "".join([*parts, _box(*SERVER, "server", marked=False), _note(2, 52, "global model")])
-
-
-_DRAWN: dict[str, Callable[[], str]] = {"server": _server, "aggregate": _aggregate, "peer": _peer}
-
-
-def _client_boxes(peer: int | None = None) -> list[str]:
-    return [_box(x, y, "client", marked=n == peer, half=19) for n, (x, y) in enumerate(CLIENTS)]
-
-
-def _box(x: float, y: float, text: str, marked: bool, half: float = 26) -> str:
-    kind = "part adversary" if marked else "part"
-    box = f'<rect class="{kind}" x="{x - half:.0f}" y="{y - 11:.0f}" width="{2 * half:.0f}" height="22" rx="4"/>'
-    return f'{box}<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle">{text}</text>'
-
-
-def _arrow(x1: float, y1: float, x2: float, y2: float, marked: bool) -> str:
-    """Draw a line with a head at its end."""
-    long = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-    dx, dy = (x2 - x1) / long, (y2 - y1) / long
-    head_left, head_right = ((x2 - 6 * dx - side * dy, y2 - 6 * dy + side * dx) for side in (3.5, -3.5))
-    kind = "wire seen" if marked else "wire"
-    line = f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2 - 4 * dx:.1f}" y2="{y2 - 4 * dy:.1f}"/>'
-    points = f"{x2:.1f},{y2:.1f} {head_left[0]:.1f},{head_left[1]:.1f} {head_right[0]:.1f},{head_right[1]:.1f}"
-    return f'{line}<polygon class="{kind}" points="{points}"/>'
-
-
-def _eye(x: float, y: float) -> str:
-    lids = f"M{x - 10:.0f} {y:.0f}Q{x:.0f} {y - 12:.0f} {x + 10:.0f} {y:.0f}Q{x:.0f} {y + 12:.0f} {x - 10:.0f} {y:.0f}Z"
-    return f'<path class="eye" d="{lids}"/><circle class="pupil" cx="{x:.0f}" cy="{y:.0f}" r="3"/>'
-
-
-def _note(x: float, y: float, text: str) -> str:
-    return f'<text class="hint" x="{x:.0f}" y="{y:.0f}">{text}</text>'
+    return Markup(environment().get_template(f"scene_{standpoint}.svg").render(title=title))
 
 
 MOST_ROUNDS = 12
 """Rounds that the page describes one by one."""
 
 
-@dataclass(frozen=True)
-class Adversary:
-    """One standpoint, drawn and described."""
+def threat_section(records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return the threat model of the records for the page.
 
-    who: str
-    sees: str
-    scene: Markup | None
-    views: Sequence[str]
-    lines: Sequence[str]
-    """Who could do this, and how many images are in the message."""
-
-
-@dataclass(frozen=True)
-class ThreatSection:
-    """The threat model as the page shows it."""
-
-    adversaries: Sequence[Adversary]
-    attacks: Sequence[str]
-    common: PageTable
-    """Facts that all adversaries know."""
-    differences: PageTable | None
-    """Facts that only some of them know."""
-    defences: Sequence[tuple[str, Sequence[str]]]
-    """The defences of the messages, with the views that have them where views differ."""
-    rounds: Sequence[str]
-    """The updates that the aggregation rule accepted, and what poisoners did."""
-
-
-def threat_section(records: Sequence[Record], names: Names) -> ThreatSection:
-    """Return the threat model of the records for the page."""
+    `common` are the facts that all adversaries know, `differences` those that only some know. `defences` come with the
+    views that have them where views differ. `rounds` says which updates the aggregation rule accepted, and what
+    poisoners did.
+    """
     model = ThreatModel([Sight.of(record) for record in records])
-    return ThreatSection(
-        adversaries=[_adversary(standpoint, records, names) for standpoint in model.standpoints],
-        attacks=model.attacks,
-        common=PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
-        differences=_differences(model, names),
-        defences=_defences(records, names),
-        rounds=_rounds(records),
-    )
+    return {
+        "adversaries": [_adversary(standpoint, records, names) for standpoint in model.standpoints],
+        "attacks": model.attacks,
+        "common": PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
+        "differences": _differences(model, names),
+        "defences": _defences(records, names),
+        "rounds": _rounds(records),
+    }
 
 
-def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> Adversary:
+def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return one standpoint, drawn and described: who could do this, and how many images are in the message."""
     group = [r for r in records if (r.standpoint if r.standpoint in STANDPOINTS else "") == standpoint]
     who, sees = STANDPOINTS.get(standpoint, UNNAMED)
-    views = some([names[record.view] for record in group])
-    return Adversary(who, sees, drawing(standpoint, f"{who} {sees}"), views, _crowd(standpoint, group))
+    scene, views = drawing(standpoint, f"{who} {sees}"), some([names[record.view] for record in group])
+    return {"who": who, "sees": sees, "scene": scene, "views": views, "lines": _crowd(standpoint, group)}
 
 
 def _crowd(standpoint: str, records: Sequence[Record]) -> list[str]:

@@ -31,7 +31,7 @@ from fedglass.reproduce.cost import (
 )
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.populations import KINDS, populations
-from fedglass.reproduce.results import Result, append_result, read_results
+from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import ready_to_run
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.records import Record
@@ -86,6 +86,26 @@ class PlannedRun:
         trial = self.case.subject
         return experiment_seconds(trial.experiment, self.timer) + warm_up_seconds(trial, self.timer)
 
+    @property
+    def place(self) -> Place:
+        """Return what the run's line is about."""
+        trial, options = self.case.subject, json.dumps(self.options, sort_keys=True)
+        run = self.of.name, self.cell.row.number, self.cell.method, trial.client, trial.part, trial.seed
+        return *run, options, trial.population.describe(with_place=False), __version__
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from a plain request; names of files stay out of the results."""
+        plain = asdict(Request())
+        return {n: v for n, v in asdict(self.cell.request).items() if v != plain[n] and n != "weights"}
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats the run."""
+        words = [f"--{n.replace('_', '-')}" + ("" if v is True else f" {v}") for n, v in self.options.items()]
+        command = f"fedglass reproduce {self.of.name} --rows {self.cell.row.number} --methods {self.cell.method}"
+        return " ".join([command, f"--clients {self.case.subject.client + 1}", *words])
+
 
 def plan_campaign(
     chosen: Sequence[Entry], stand_ins: Path | None, data: Sequence[str], seed: int
@@ -129,10 +149,7 @@ def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
 def result_of(run: PlannedRun, record: Record) -> Result:
     """Return the line of one finished run."""
     trial = run.case.subject
-    options = _differences(run.cell.request)
     numbers = {name: value for name, value in measures_of(record).items() if math.isfinite(value)}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
-    command = f"fedglass reproduce {run.of.name} --rows {run.cell.row.number} --methods {run.cell.method}"
     return Result(
         table=run.of.name,
         row=run.cell.row.number,
@@ -143,11 +160,11 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         metrics=numbers,
         iterations=_iterations(trial.experiment),
         iterations_published=_published_iterations(run),
-        options=options,
+        options=run.options,
         data=trial.population.describe(with_place=False),
         stand_in=trial.population.stand_in,
         version=__version__,
-        command=" ".join([command, f"--clients {trial.client + 1}", *words]),
+        command=run.command,
         date=record.finished,
         seconds=round(record.seconds, 1),
         key=record.key,
@@ -164,10 +181,10 @@ def _published_iterations(run: PlannedRun) -> int | None:
     return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
 
 
-def _differences(request: Request) -> dict[str, Any]:
-    """Return the options that differ from a plain request; names of files stay out of the results."""
-    plain = asdict(Request())
-    return {n: v for n, v in asdict(request).items() if v != plain[n] and n != "weights"}
+def _as_line_of(line: Result, run: PlannedRun) -> Result:
+    """Return a result as the line of another table that has the same case."""
+    place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
+    return line.model_copy(update={**place, "options": run.options, "command": run.command})
 
 
 def _iterations(experiment: Experiment) -> int | None:
@@ -179,9 +196,13 @@ class ResultWriter:
     """Callbacks of a run that append a result after every finished case, and pass everything on."""
 
     def __init__(self, folder: Path, progress: AuditProgress) -> None:
-        self.runs = dict[str, PlannedRun]()
+        self.runs = dict[str, list[PlannedRun]]()
+        """Runs that were started, by the key of their case; tables may share a case."""
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
+        stored = read_results(folder)
+        self.lines = {line.key: line for line in stored.lines if line.key}
+        self.places = stored.places()
 
     @property
     def pace(self) -> float:
@@ -201,14 +222,33 @@ class ResultWriter:
         self.progress.moved(case, done, total)
 
     def finished(self, case: Case[Any], record: Record) -> None:
-        run = self.runs[case.key]
+        runs = self.runs[case.key]
         if record.status == "done" and not was_cut_short(record):
-            append_result(self.folder, result_of(run, record))
-            self.written += 1
-            self.spent, self.estimated = self.spent + record.seconds, self.estimated + run.seconds
+            for run in runs:
+                self.append(run, result_of(run, record))
+            self.spent, self.estimated = self.spent + record.seconds, self.estimated + runs[0].seconds
         elif record.status == "failed":
             self.failed += 1
         self.progress.finished(case, record)
+
+    def append(self, run: PlannedRun, result: Result) -> None:
+        """Append the line of a run, unless it is there."""
+        if run.place not in self.places:
+            append_result(self.folder, result)
+            self.lines[run.case.key] = result
+            self.places.add(run.place)
+            self.written += 1
+
+    def unmeasured(self, runs: Iterable[PlannedRun]) -> Iterator[PlannedRun]:
+        """Yield the runs without a result. A case that another table has measured becomes a line at once."""
+        for run in runs:
+            line = self.lines.get(run.case.key)
+            if run.place in self.places:
+                continue
+            if line is not None:
+                self.append(run, _as_line_of(line, run))
+            elif run.case.key not in self.runs:
+                yield run
 
 
 def run_campaign(
@@ -228,29 +268,30 @@ def run_campaign(
     if not hours > 0:
         raise UsageError(f"--hours must be more than 0, got {hours:g}.")
     deadline, writer = clock() + 3600 * hours, ResultWriter(results, progress)
-    done = read_results(results).keys()
-    todo = (run for run in runs if run.case.key not in done)
+    todo = writer.unmeasured(runs)
     with ready_to_run(place, executor) as play:
         while batch := _batch(todo, (deadline - clock()) / writer.pace, workers):
-            writer.runs |= {run.case.key: run for run in batch}
-            done |= writer.runs.keys()
-            records = play([run.case for run in batch], writer, deadline)
-            stored = read_results(results).keys()
-            for run in batch:  # finished by an earlier command, so that nothing ran now
-                record = records.get(run.case.key)
-                if record is not None and record.status == "done" and run.case.key not in stored:
-                    writer.finished(run.case, record)
+            writer.runs |= batch
+            cases = [runs_of_case[0].case for runs_of_case in batch.values()]
+            records = play(cases, writer, deadline)
+            for case in cases:  # finished by an earlier command, so that nothing ran now
+                record = records.get(case.key)
+                if record is not None and record.status == "done" and case.key not in writer.lines:
+                    writer.finished(case, record)
     return writer
 
 
-def _batch(todo: Iterator[PlannedRun], remaining: float, workers: int) -> list[PlannedRun]:
-    """Return the next runs that fit into the remaining seconds, as many as take about ten minutes on each worker."""
-    batch, seconds = dict[str, PlannedRun](), 0.0
+def _batch(todo: Iterator[PlannedRun], remaining: float, workers: int) -> dict[str, list[PlannedRun]]:
+    """Return the next runs that fit into the remaining seconds, by the keys of their cases.
+
+    They take about ten minutes on each worker.
+    """
+    batch, seconds = dict[str, list[PlannedRun]](), 0.0
     while remaining > 0 and (len(batch) < workers or seconds < BATCH_SECONDS * workers):
         run = next(todo, None)
         if run is None:
             break
         if run.seconds <= remaining or run.seconds > LONG_SECONDS:
-            batch[run.case.key] = run
-            seconds += run.seconds
-    return list(batch.values())
+            seconds += 0.0 if run.case.key in batch else run.seconds
+            batch.setdefault(run.case.key, []).append(run)
+    return batch

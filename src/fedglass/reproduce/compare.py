@@ -145,10 +145,10 @@ def describe_spread(of: Table, cells: Sequence[Cell]) -> str:
     return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
 
 
-def describe_data(cells: Sequence[Cell]) -> list[str]:
-    """Describe the clients' images, each kind once."""
+def describe_data(cells: Sequence[Cell]) -> dict[str, bool]:
+    """Describe the clients' images, each kind once, and return whether they stand in for others."""
     populations = dict.fromkeys(case.subject.population for cell in cells for case in cell.cases)
-    return list(dict.fromkeys(population.describe() for population in populations))
+    return {population.describe(): population.stand_in for population in populations}
 
 
 def remarks(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,7 @@ from fedglass.execution.machine import one_thread
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
-from fedglass.reproduce.populations import KINDS
+from fedglass.reproduce.populations import KINDS, MOST_WRITERS
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import ClientTrial, TrialCase
@@ -108,8 +108,11 @@ def experiment_seconds(experiment: Experiment, timer: GradientTimer = time_gradi
     setup, training = experiment.setup, experiment.supposed or experiment.setup.training
     load = Workload(setup.network, setup.data, training, setup.examples, setup.clients, timer)
     # Of clients that train for many rounds all are simulated, of a message those behind it.
-    trainings = 1 if setup.federation_run is None else setup.federation_run.rounds * setup.clients
-    return trainings * load.training_seconds() + experiment.probe.seconds(load)
+    run = setup.federation_run
+    trainings = 1 if run is None else run.rounds * setup.clients
+    before = None if run is None else run.before
+    trained = load if before is None else replace(load, examples=before.examples, training=before.training)
+    return trainings * trained.training_seconds() + experiment.probe.seconds(load)
 
 
 def warm_up_seconds(trial: ClientTrial, timer: GradientTimer = time_gradient) -> float:
@@ -120,7 +123,9 @@ def warm_up_seconds(trial: ClientTrial, timer: GradientTimer = time_gradient) ->
         return 0.0
     examples = warm_up.examples or len(population.dataset()) // (population.writers() or 1)
     load = Workload(setup.network, setup.data, warm_up.training, examples, timer=timer)
-    return warm_up.rounds * warm_up.called * load.training_seconds()
+    clients = population.writers(warm_up.examples) or MOST_WRITERS
+    called = max(1, round(warm_up.participation(clients) * clients))
+    return warm_up.rounds * called * load.training_seconds()
 
 
 def describe_cost(

@@ -11,7 +11,7 @@ from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
 from fedglass.audit.public import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Target, target_of
+from fedglass.audit.target import Target, ready_target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import derive
 from fedglass.federation.client import Client
@@ -20,7 +20,7 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
-from fedglass.models.weights import load_weights
+from fedglass.models.init import load_weights
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup
 from fedglass.reproduce.populations import KINDS, Population
 
@@ -48,7 +48,7 @@ class SimulatedMessage:
         model = network_of(setup, self.seed, None if network is None else network.path)
         federation = federation_of(setup, model, self.clients, self.seed)
         (pending,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
-        target = pending.target()
+        target = ready_target(pending)
         observation = target.observation
         return replace(
             target,
@@ -113,13 +113,17 @@ class PlayedFederation:
         setup = self.experiment.setup
         run, seed = _run_of(setup), derive(self.seed, "run", self.index)
         federation = federation_of_run(setup, self.population, self.index, seed)
+        attacked = with_attacked_batches(federation, setup)
         test, utility = self.population.test(), dict[str, float]()
         for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
             if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
                 utility[f"{ACCURACY} after {index + 1}"] = accuracy(
                     model_after(federation.model, round_), federation.whitening, test
                 )
-            if index + 1 >= run.rounds and (not setup.sizes or _readable(federation, round_)):
+            if index + 1 < run.rounds:
+                continue
+            seen = round_ if attacked is federation else attacked.repeat_round(index, round_)
+            if not setup.sizes or readable(federation, seen):
                 break
         else:
             raise UsageError(
@@ -127,15 +131,18 @@ class PlayedFederation:
                 "choose another round."
             )
         view = PeerView(0, index) if setup.sizes else ServerView(0, index)
-        transcript = Transcript(federation.model, federation.terms, {index: round_})
-        target = target_of(transcript, view, self.experiment.knows, federation.truths([index]))
+        transcript = Transcript(federation.model, attacked.terms, {index: seen})
+        truths = attacked.truths([index])
+        target = target_of(transcript, view, view.see(transcript, self.experiment.knows, truths), truths)
         return replace(target, utility=utility, public=Public.of(test.images, test.labels))
 
 
 def federation_of_run(setup: Setup, population: Population, index: int, seed: int) -> Federation:
     """Return the clients of one run. The first is the adversary: it does not defend itself, and may send poison."""
     run, kind = _run_of(setup), KINDS[setup.data]
-    sizes = setup.sizes or (setup.examples,) * setup.clients
+    owned = setup.sizes or (setup.examples,) * setup.clients
+    sizes = owned if run.before is None else (run.before.examples,) * setup.clients
+    training = setup.training if run.before is None else run.before.training
     drawn = population.apart(index, sizes) if run.alpha is None else population.dealt(index, sizes, run.alpha)
     (name, images, labels), *honest = drawn
     clients = [
@@ -143,10 +150,21 @@ def federation_of_run(setup: Setup, population: Population, index: int, seed: in
         *(Client(*examples, setup.gradient, setup.release) for examples in honest),
     ]
     model = network_of(setup, seed)
-    return Federation(model, clients, setup.training, kind.classes, kind.whitening, aggregator=run.rule, seed=seed)
+    return Federation(model, clients, training, kind.classes, kind.whitening, aggregator=run.rule, seed=seed)
 
 
-def _readable(federation: Federation, round_: Round) -> bool:
+def with_attacked_batches(federation: Federation, setup: Setup) -> Federation:
+    """Return the federation as it is in the attacked round, in which each client has its attacked batch only."""
+    if _run_of(setup).before is None:
+        return federation
+    clients = [
+        replace(client, images=client.images[:size], labels=client.labels[:size])
+        for client, size in zip(federation.clients, setup.sizes, strict=True)
+    ]
+    return replace(federation, clients=clients, training=setup.training)
+
+
+def readable(federation: Federation, round_: Round) -> bool:
     """Return whether the rule accepted an update of a client other than the adversary."""
     return any(name != federation.clients[0].name for name in round_.accepted)
 

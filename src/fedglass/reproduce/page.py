@@ -58,7 +58,6 @@ def write_recreation(
         title=figure.title,
         source=of.source,
         data=describe_data(cells),
-        stand_in=any(case.subject.population.stand_in for case in cases),
         progress=f"{sum(row.done for row in compared)} of {sum(row.planned for row in compared)} runs are done.",
         spread=describe_spread(of, cells),
         clients=of.clients,

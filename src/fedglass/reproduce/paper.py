@@ -41,7 +41,25 @@ class WarmUp:
     examples: int | None = None
     """Examples of each client; None takes all that its writer has."""
     called: int = 10
-    """Clients in each round."""
+    """Clients in each round, unless `share` is given."""
+    share: float | None = field(default=None, metadata=LATER)
+    """Share of the clients in each round, at least one of them."""
+
+    def participation(self, clients: int) -> float:
+        """Return the share of so many clients that take part in a round.
+
+        >>> WarmUp(5, Training(0.1)).participation(20), WarmUp(5, Training(0.1), share=0.1).participation(20)
+        (0.5, 0.1)
+        """
+        return min(1.0, self.called / clients) if self.share is None else self.share
+
+
+@dataclass(frozen=True)
+class ClientTraining:
+    """How many examples each client of a federation owns, and how it trains on them."""
+
+    examples: int
+    training: Training
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,9 @@ class FederationRun:
     """Behaviour of the first client, the adversary."""
     alpha: float | None = None
     """Parameter of the Dirichlet distribution of each client's shares of the classes; None takes any images."""
+    before: ClientTraining | None = field(default=None, metadata=LATER)
+    """Data and training of every client before the attacked round. In that round a client takes the first of its
+    examples, as many as `Setup.sizes` has for it. None if the clients own those examples only."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from fedglass.federation.truth import Examples
 from fedglass.reproduce.samples import read_samples
 from fedglass.reproduce.tables import CURIOUS_SIDES, PUBLISHED, REDUCED
 
+MOST_WRITERS = 100
+"""Clients that a warm-up draws from, if the data have more writers."""
 IMAGENET = Whitening((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -70,6 +72,15 @@ def _unwhitened(side: int) -> dict[str, DataKind]:
     return {f"imagenet@{side}-plain": few, f"imagenet-many@{side}-plain": many}
 
 
+def _plain(kind: DataKind) -> DataKind:
+    """Return the same data without whitening."""
+    return replace(kind, whitening=Whitening((0.0,), (1.0,)))
+
+
+DIGITS = DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True)
+CLOTHES = DataKind(
+    "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
+)
 KINDS = {
     "femnist": DataKind(
         "FEMNIST",
@@ -77,22 +88,22 @@ KINDS = {
         62,
         FEMNIST,
         "femnist_digits_12clients.npz",
-        "handwritten digits of 12 writers",
+        "handwritten digits of 12 clients",
         "glyphs",
     ),
     "cifar100": DataKind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
     "cifar10": DataKind(
         "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
     ),
-    "mnist": DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True),
-    "fashion": DataKind(
-        "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
-    ),
+    "mnist": DIGITS,
+    "fashion": CLOTHES,
+    "mnist-plain": _plain(DIGITS),
+    "fashion-plain": _plain(CLOTHES),
     **_photographs(PUBLISHED),
     **_photographs(REDUCED),
     **{name: kind for side in CURIOUS_SIDES for name, kind in _unwhitened(side).items()},
 }
-KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name}
+KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name and not name.endswith("-plain")}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Nothing here imports torch: the page of all tables is written from these lines a
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,10 @@ BETTER = {
     **dict.fromkeys(("lpips", "rmse", "label_errors", "lsim", "hours", "gigabytes"), -1),
 }
 """The sign of an improvement, by measure; a measure that is not here can only be met or missed."""
+
+
+Place = tuple[str, int, str, int | None, str, int, str, str, str]
+"""Table, row, method, client, part, seed, options as JSON, data and version: what one line of the results is about."""
 
 
 class Result(BaseModel):
@@ -64,6 +69,12 @@ class Result(BaseModel):
     """The key of the case; the same key is the same run."""
     provenance: Literal["run", "page"] = "run"
 
+    @property
+    def place(self) -> Place:
+        """Return what the line is about. It outlives the key of a case, which changes with the classes of its parts."""
+        options = json.dumps(dict(self.options), sort_keys=True)
+        return self.table, self.row, self.method, self.client, self.part, self.seed, options, self.data, self.version
+
 
 @dataclass(frozen=True)
 class Results:
@@ -72,13 +83,16 @@ class Results:
     lines: Sequence[Result]
     problems: Sequence[str] = ()
 
-    def keys(self) -> set[str]:
-        """Return the keys of all runs."""
-        return {line.key for line in self.lines if line.key}
+    def places(self) -> set[Place]:
+        """Return what the measured lines are about."""
+        return {line.place for line in self.lines if line.provenance != PAGE}
 
 
 def read_results(folder: Path) -> Results:
-    """Return all results of a folder, the last line of each key; a line that is not a result is named and skipped."""
+    """Return all results of a folder, the last one about each run.
+
+    A line that is not a result is named and skipped.
+    """
     lines, problems = list[Result](), list[str]()
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         try:
@@ -92,7 +106,8 @@ def read_results(folder: Path) -> Results:
                 lines.append(result)
             except (ValidationError, UsageError) as error:
                 problems.append(f"{path} line {number} is not a result and was skipped: {_reason(error)}")
-    return Results(list({line.key or id(line): line for line in lines}.values()), problems)
+    distinct = {id(line) if line.provenance == PAGE else line.place: line for line in lines}
+    return Results(list(distinct.values()), problems)
 
 
 def _reason(error: ValidationError | UsageError) -> str:

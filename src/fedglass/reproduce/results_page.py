@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedglass.core.files import read_file
 from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
-from fedglass.reproduce.tables import Printed, Table, figure, names, number, paper_name, setting_text, table
+from fedglass.reproduce.tables import Measure, Printed, Table, figure, names, number, paper_name, setting_text, table
 
 PAPERS = {
     "dlfa": "Data Leakage in Federated Averaging [Dimitrov et al., 2022]",
@@ -38,6 +38,8 @@ of public images where the adversary has some.
 Methods named `fast` or `ours` in tables that do not print them are this package's own recipes.
 """
 MISSING = "–"
+ALSO_SHOWN = {"psnr": Measure("PSNR", 1), "ssim": Measure("SSIM", 3), "lpips": Measure("LPIPS", 3)}
+"""Measures that a table shows where they were measured, although the paper's has no such column."""
 LARGEST_TEXT = 1 << 20
 
 
@@ -74,10 +76,12 @@ def _summary(tables: Mapping[str, Sequence[Table]], results: Sequence[Result]) -
 def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
     """Yield the lines of one table: what was measured, and which printed lines were not run."""
     lines = lines_of(of, results)
-    measures = [name for name in of.measures if any(_has(line, name) for line in lines)]
+    known = {**ALSO_SHOWN, **of.measures}
+    names_in_order = [*of.measures, *(name for name in ALSO_SHOWN if name not in of.measures)]
+    measures = {name: known[name] for name in names_in_order if any(_has(line, name) for line in lines)}
     yield f"### {of.name}: {of.title}\n"
     if lines:
-        heads = [f"{of.measures[m].title}: paper | measured | blind guess" for m in measures]
+        heads = [f"{measure.title}: paper | measured | blind guess" for measure in measures.values()]
         columns = ["row", "setting", "method", *heads, "runs", "size", ""]
         yield "| " + " | ".join(columns) + " |"
         yield "|---" * (len(columns) + 2 * len(measures)) + "|"
@@ -96,13 +100,12 @@ def _has(line: MeasuredLine, measure: str) -> bool:
     return line.value(measure) is not None
 
 
-def _line(of: Table, line: MeasuredLine, measures: Sequence[str]) -> str:
+def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Measure]) -> str:
     printed = line.row.values.get(line.method, {})
     cells = [str(line.row.number), _setting(of, line), of.methods.get(line.method, f"`{line.method}` (not printed)")]
-    for name in measures:
-        digits = of.measures[name].digits
+    for name, measure in measures.items():
         values = printed.get(name), line.value(name, of.spread == "standard deviation"), _mean(line.guess(name))
-        cells += [number(value, digits) if value is not None else MISSING for value in values]
+        cells += [number(value, measure.digits) if value is not None else MISSING for value in values]
     verdict = line.verdict(of) if line.is_measured else "older page"
     runs = f"{line.runs} of {of.clients}" if of.clients else str(line.runs)
     return "| " + " | ".join([*cells, runs, line.size() or MISSING, verdict or MISSING]) + " |"

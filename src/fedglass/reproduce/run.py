@@ -16,8 +16,7 @@ from fedglass.audit.public import accuracy, sample_examples
 from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Executor, persistent
+from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
@@ -30,13 +29,11 @@ from fedglass.reproduce.messages import (
     network_of,
 )
 from fedglass.reproduce.paper import Setup, WarmUp
-from fedglass.reproduce.populations import Population
+from fedglass.reproduce.populations import MOST_WRITERS, Population
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
 
 TRAINED = "trained"
-MOST_WRITERS = 100
-"""Clients that a warm-up draws from, if the data have more writers."""
 
 
 def network_file(trial: ClientTrial, directory: Path, rounds: int | None = None) -> Path | None:
@@ -88,7 +85,7 @@ def warm_up_network(
     if warm_up is None:
         return model
     clients = warm_up_clients(warm_up, population)
-    share = min(1.0, warm_up.called / len(clients))
+    share = warm_up.participation(len(clients))
     plan = replace(setup, training=warm_up.training)
     for index in range(done, warm_up.rounds):
         # One round at a time, each with a seed of its own: it does not matter where a shorter warm-up has ended.
@@ -167,7 +164,8 @@ def _work(case: TrialCase, network: TrainedNetwork | None, deadline: float | Non
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
     if experiment.setup.federation_run is not None:
-        return Work(case, PlayedFederation(experiment, trial.population, trial.client, trial.seed), device, deadline)
+        return Work(
+            case, PlayedFederation(experiment, trial.population, trial.client, trial.seed).target, device, deadline
+        )
     clients = clients_of_message(experiment.setup, trial.population, trial.client)
-    message = SimulatedMessage(experiment, clients, trial.seed, network)
-    return Work(case, message, device, deadline)
+    return Work(case, SimulatedMessage(experiment, clients, trial.seed, network).target, device, deadline)

@@ -16,8 +16,7 @@ from fedglass.core.errors import DataError
 from fedglass.data.builtin import photos
 from fedglass.data.dataset import Dataset, measured
 from fedglass.data.files import contents
-from fedglass.data.npz import read_npz
-from fedglass.data.readers import read_picture
+from fedglass.data.readers import read_npz, read_picture
 
 LABELS = "labels.csv"
 MOST_ROWS = 10_000

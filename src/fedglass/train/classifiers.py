@@ -6,11 +6,11 @@ It starts from a plan's federation or from options, which are made into data and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -23,7 +23,7 @@ from fedglass.core import optimisers
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import make_folder, write_atomic
 from fedglass.core.identity import digest, of_model, of_tensor
-from fedglass.core.resumable import Progress, finite_loss, resume, run_training, write_state, writing_into
+from fedglass.core.resumable import TrainingProgress, finite_loss, resume, run_training, write_state, writing_into
 from fedglass.core.rng import stream
 from fedglass.data.catalogue import load, located
 from fedglass.data.dataset import Dataset
@@ -140,12 +140,6 @@ class ClassifierOptions:
         return optimisers.SGD(momentum=self.momentum, weight_decay=self.weight_decay)
 
 
-class AccuracyProgress(Progress, Protocol):
-    """Receives the progress of a training, and the test accuracies on its way."""
-
-    def judged(self, step: int, accuracy: float, saved: Sequence[Path]) -> None: ...
-
-
 @dataclass(eq=False)
 class ClassifierTraining:
     """Plain SGD with momentum at a constant rate, so that a longer training passes through the shorter one.
@@ -159,7 +153,8 @@ class ClassifierTraining:
     """Test accuracies in percent; the training ends when all are reached, or the epochs are over."""
     epochs: int
     folder: Path
-    progress: AccuracyProgress
+    judged: Callable[[int, float, Sequence[Path]], None]
+    """Called with the step, the test accuracy and the checkpoints that were saved at it."""
     step: int = 0
     seconds: float = 0.0
     best: float = -1.0
@@ -245,8 +240,10 @@ class ClassifierTraining:
             for path in paths:
                 write_atomic(path, save(weights, {"accuracy": f"{accuracy:g}", "step": str(self.step)}))
             facts = {"step": self.step, "best": self.best, "reached": self.reached}
-            write_state(self.folder, {**weights, **self._momentum()}, self.identity, facts)
-        self.progress.judged(self.step, accuracy, paths)
+            slots = (slot for group in self.optimiser_state.slots for slot in group)
+            momentum = dict(zip(self._momentum_names(), slots, strict=False))
+            write_state(self.folder, {**weights, **momentum}, self.identity, facts)
+        self.judged(self.step, accuracy, paths)
 
     @cached_property
     def identity(self) -> str:
@@ -255,10 +252,6 @@ class ClassifierTraining:
         parts = (train.images, train.labels, test.images, test.labels)
         whitening = repr((train.whitening, test.whitening))
         return digest(repr(self.options), whitening, of_model(self.model), *map(of_tensor, parts))
-
-    def _momentum(self) -> dict[str, Tensor]:
-        slots = (slot for group in self.optimiser_state.slots for slot in group)
-        return dict(zip(self._momentum_names(), slots, strict=False))
 
     def _momentum_names(self) -> list[str]:
         return [f"momentum {name}" for name, _ in self.model.named_parameters()]
@@ -279,7 +272,8 @@ def train_to(
     options: ClassifierOptions,
     epochs: int,
     folder: Path,
-    progress: AccuracyProgress,
+    progress: TrainingProgress,
+    judged: Callable[[int, float, Sequence[Path]], None],
 ) -> ClassifierTraining:
     """Train the start's model until every target (a test accuracy in percent) is reached, or the epochs are over.
 
@@ -289,7 +283,7 @@ def train_to(
         raise UsageError(f"Targets must be test accuracies in percent, above 0 and at most 100, got {list(targets)}.")
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
-    training = ClassifierTraining(start, options, targets, epochs, folder, progress)
+    training = ClassifierTraining(start, options, targets, epochs, folder, judged)
     resume(folder, training.identity, training.restore)
     passed = [t for t in targets if t <= training.best and name_of(t) not in training.reached]
     if passed:

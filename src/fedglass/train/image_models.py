@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,16 +15,15 @@ from torch import Tensor, nn
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest, of_tensor
-from fedglass.core.resumable import Progress, writing_into
+from fedglass.core.resumable import TrainingProgress, writing_into
 from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder, LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.denoiser import Denoiser, Sampler
 from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, save_folder, save_network
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
 from fedglass.diffusion.stored import TrainedOn
-from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, MaskedLoss, TrainingOptions
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
-from fedglass.diffusion.unet import UNet
+from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions, masked_loss
 
 PICTURE = "samples.png"
 _SCALE = 2
@@ -75,7 +74,7 @@ JUDGED = 1000
 
 
 def train_autoencoder(
-    data: Dataset, options: TrainingOptions, folder: Path, progress: Progress
+    data: Dataset, options: TrainingOptions, folder: Path, progress: TrainingProgress | None = None
 ) -> tuple[LatentSpace, ImageModelTraining, float]:
     """Train three convolutional layers, or continue the training that the folder holds.
 
@@ -102,7 +101,9 @@ def train_autoencoder(
     return stored, training, error
 
 
-def learned_autoencoder(images: Tensor, options: TrainingOptions, folder: Path, progress: Progress) -> LatentSpace:
+def learned_autoencoder(
+    images: Tensor, options: TrainingOptions, folder: Path, progress: TrainingProgress | None = None
+) -> LatentSpace:
     """The autoencoder in the folder, which is trained on the images first, or on from where that was stopped.
 
     Once it is trained it stays as it is, however long the diffusion model is trained: its latents are what that has
@@ -159,91 +160,82 @@ TRANSFORMERS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
 """
 
 
-@dataclass(frozen=True)
-class DiffusionOptions:
-    """The options of a diffusion model and its training; `kind` and `size` are names of `KINDS` and `SIZES`."""
-
-    course: TrainingOptions
-    kind: str = "ddpm"
-    size: str = "small"
-    autoencoder: bool = False
-    """Whether the network works in the latent space of an autoencoder, which is trained first."""
-
-
 KINDS = ("ddpm", "transformer")
 """What can be trained, by the name that the command line has for it."""
 
 
-def _untrained(options: DiffusionOptions, images: Tensor, data: Dataset) -> tuple[nn.Module, DenoisingTask]:
+def _untrained(kind: str, size: str, images: Tensor, data: Dataset) -> tuple[nn.Module, DenoisingTask]:
     """Return an untrained network for images in [-1, 1], or latents, and what it is to learn."""
     channels, height, width = images.shape[1:]
     shape = (channels, height, width)
-    if options.kind == "ddpm":
-        return UNet(shape, *SIZES[options.size]), DenoisingTask(images)
-    patches, width, depth, heads = TRANSFORMERS[options.size]
+    if kind == "ddpm":
+        return UNet(shape, *SIZES[size]), DenoisingTask(images)
+    patches, width, depth, heads = TRANSFORMERS[size]
     patch = -(-max(shape[1:]) // patches)
     network = MaskedDiffusionTransformer(shape, data.classes, patch, width, depth, heads=heads)
-    return network, DenoisingTask(images, data.labels, loss=MaskedLoss())
+    return network, DenoisingTask(images, data.labels, loss=masked_loss())
 
 
-def train_diffusion(data: Dataset, options: DiffusionOptions, folder: Path, progress: Progress) -> ImageModelTraining:
-    """Train, or continue the training that the folder holds; it receives the model and a picture of its samples."""
-    for what, name, valid_names in (("kind", options.kind, KINDS), ("size", options.size, SIZES)):
+def train_diffusion(
+    data: Dataset,
+    options: TrainingOptions,
+    folder: Path,
+    progress: TrainingProgress | None = None,
+    *,
+    kind: str = "ddpm",
+    size: str = "small",
+    autoencoder: bool = False,
+) -> ImageModelTraining:
+    """Train, or continue the training that the folder holds; it receives the model and a picture of its samples.
+
+    `kind` and `size` are names of `KINDS` and `SIZES`. With `autoencoder` the network works in the latent space of an
+    autoencoder, which is trained first.
+    """
+    for what, name, valid_names in (("kind", kind, KINDS), ("size", size, SIZES)):
         if name not in valid_names:
             raise unknown_name(f"{what} of diffusion model", name, valid_names)
-    if options.autoencoder and options.kind != "transformer":
+    if autoencoder and kind != "transformer":
         raise UsageError("An autoencoder goes with --kind transformer: ddrm restores pixels, not latents.")
     check_material(data, folder)
-    training_options = options.course
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(training_options.seed, "diffusion", "weights"))
+        torch.manual_seed(derive(options.seed, "diffusion", "weights"))
         images, decode = 2 * data.images - 1, None
-        identity = digest(
-            options.kind, options.size, repr(pace(training_options)), of_tensor(data.images), of_tensor(data.labels)
-        )
-        if options.autoencoder:
-            autoencoder = learned_autoencoder(images, training_options, folder / AUTOENCODER, progress)
-            images, decode = autoencoder.latents_of(images), autoencoder.decode
+        identity = digest(kind, size, repr(pace(options)), of_tensor(data.images), of_tensor(data.labels))
+        if autoencoder:
+            latent_space = learned_autoencoder(images, options, folder / AUTOENCODER, progress)
+            images, decode = latent_space.latents_of(images), latent_space.decode
             identity = digest(identity, of_tensor(images))
-        network, lesson = _untrained(options, images, data)
-    training = ImageModelTraining(network, lesson, training_options, DiffusionWriter(folder, identity, decode))
+        network, lesson = _untrained(kind, size, images, data)
+    pictured = 0.0
+
+    def write(training: ImageModelTraining) -> None:
+        """Write the model first, the state to resume from last, and a picture every quarter."""
+        nonlocal pictured
+        share = training.share()
+        # Latents have no bounds.
+        denoiser = Denoiser(training.network, lesson.schedule, lesson.prediction, clamp=decode is None)
+        with writing_into(folder):
+            save_folder(folder, training.network, training.averaged, denoiser)
+            training.write_state(folder, identity)
+            if share >= 1 or share - pictured >= 0.25:
+                pictured = share
+                samples = _samples(training, denoiser)
+                _write_picture(folder, samples if decode is None else decode(samples).detach())
+
+    training = ImageModelTraining(network, lesson, options, write)
     training.resume(folder, identity)
     return training.run(progress)
 
 
-@dataclass(eq=False)
-class DiffusionWriter:
-    """Writes what is trained: the model first, the state to resume from last, and a picture every quarter."""
-
-    folder: Path
-    identity: str
-    decode: Callable[[Tensor], Tensor] | None = None
-    """Latents to images; None where images themselves are denoised."""
-    pictured: float = 0.0
-    """The share of the training that was done when the picture was drawn."""
-
-    def __call__(self, training: ImageModelTraining) -> None:
-        task, share = training.task, training.share()
-        # Latents have no bounds.
-        denoiser = Denoiser(training.network, task.schedule, task.prediction, clamp=self.decode is None)
-        with writing_into(self.folder):
-            save_folder(self.folder, training.network, training.averaged, denoiser)
-            training.write_state(self.folder, self.identity)
-            if share >= 1 or share - self.pictured >= 0.25:
-                self.pictured = share
-                self._picture(training, denoiser)
-
-    def _picture(self, training: ImageModelTraining, denoiser: Denoiser) -> None:
-        """Draw samples of the averaged network, which for that time replaces the one that is trained."""
-        network, task = training.network, training.task
-        trained = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        network.load_state_dict(training.averaged)
-        network.eval()
-        labels = None if task.labels is None else task.labels[:SAMPLES]
-        count = SAMPLES if labels is None else len(labels)
-        shape = (count, *task.images.shape[1:])
-        samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
-        images = samples if self.decode is None else self.decode(samples).detach()
-        _write_picture(self.folder, images)
-        network.load_state_dict(trained)
-        network.train()
+def _samples(training: ImageModelTraining, denoiser: Denoiser) -> Tensor:
+    """Return samples of the averaged network, which for that time replaces the one that is trained."""
+    network, task = training.network, training.task
+    trained = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    network.load_state_dict(training.averaged)
+    network.eval()
+    labels = None if task.labels is None else task.labels[:SAMPLES]
+    shape = (SAMPLES if labels is None else len(labels), *task.images.shape[1:])
+    samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
+    network.load_state_dict(trained)
+    network.train()
+    return samples

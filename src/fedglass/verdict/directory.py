@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,7 @@ class RecordFile:
                 _repair_tail(fd)
                 _write_all(fd, record.line())
         except OSError as error:
-            raise AuditError(
-                f"Cannot write {self.path}: {error.strerror}; make room or fix permissions, then run the "
-                "same command again: it continues where it stopped."
-            ) from error
+            raise _not_written(self.path, error) from error
 
     def read(self) -> list[Record]:
         """Return the latest record of every case, in the order in which the cases first appeared."""
@@ -87,7 +84,18 @@ def claim(directory: Path, digest: str) -> None:
     """Make this plan the owner of the directory; refuse one of another plan, or one that cannot be written."""
     try:
         make_folder(directory)
-        _check_owner(directory, digest)
+        owner = claimed_digest(directory)
+        if owner is None and (directory / RECORDS).exists():
+            raise UsageError(
+                f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so the plan of these records is "
+                "unknown: choose another directory with -o, or move them away."
+            )
+        if owner is not None and owner != digest:
+            raise UsageError(
+                f"The output directory {directory} holds another plan's records, or this one's by another version of "
+                f"fedglass (plan digest {owner[:12]}, this plan is {digest[:12]}): choose another directory with -o, "
+                "or delete it to start over."
+            )
         # Written even if it is already ours: this tests that we may write.
         write_atomic(directory / CLAIM, json.dumps({"schema_version": SCHEMA, "plan_digest": digest}) + "\n")
     except OSError as error:
@@ -142,21 +150,6 @@ def version_in(line: bytes) -> object:
     return content.get("schema_version") if isinstance(content, dict) else None
 
 
-def _check_owner(directory: Path, digest: str) -> None:
-    held = claimed_digest(directory)
-    if held is None and (directory / RECORDS).exists():
-        raise UsageError(
-            f"The output directory {directory} holds {RECORDS} but no {CLAIM}, so the plan of these records is "
-            "unknown: choose another directory with -o, or move them away."
-        )
-    if held is not None and held != digest:
-        raise UsageError(
-            f"The output directory {directory} holds another plan's records, or this one's by another version of "
-            f"fedglass (plan digest {held[:12]}, this plan is {digest[:12]}): choose another directory with -o, or "
-            "delete it to start over."
-        )
-
-
 def _write_all(fd: int, line: bytes) -> None:
     end = os.fstat(fd).st_size
     if os.write(fd, line) != len(line):
@@ -209,14 +202,6 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-class Evidence(Protocol):
-    """The pictures and tensors of one case."""
-
-    def save(self, directory: Path, record: Record) -> Record:
-        """Write the files, and return the record with their paths."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Reconstructed:
     """The reconstructions of a case with their originals; pixels in [0, 1]."""
@@ -233,6 +218,7 @@ class Reconstructed:
     film_captions: tuple[str, ...] = ()
 
     def save(self, directory: Path, record: Record) -> Record:
+        """Write the files, and return the record with their paths."""
         tensors = {"images": self.images, "labels": self.recovered_labels, "raw": self.images_raw}
         stored = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
         write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(stored))
@@ -282,6 +268,10 @@ class Strips:
         return record.model_copy(update={"extra": {**record.extra, "strips": places}})
 
 
+Evidence = Reconstructed | Strips
+"""The pictures and tensors of one case."""
+
+
 def strip(images: Array) -> Array:
     """Return the first images side by side on white.  # (n, c, h, w) -> (c, h, min(n, 16) * (w + gap) - gap)
 
@@ -324,8 +314,12 @@ def write_bytes(directory: Path, name: str, data: bytes) -> str:
         make_folder(directory)
         write_atomic(directory / name, data, within=directory)
     except OSError as error:
-        raise AuditError(
-            f"Cannot write {directory / name}: {error.strerror}; make room or fix permissions, then run the same "
-            "command again: it continues where it stopped."
-        ) from error
+        raise _not_written(directory / name, error) from error
     return name
+
+
+def _not_written(path: Path, error: OSError) -> AuditError:
+    return AuditError(
+        f"Cannot write {path}: {error.strerror}; make room or fix permissions, then run the same command again: it "
+        "continues where it stopped."
+    )

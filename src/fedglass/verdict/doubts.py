@@ -25,7 +25,7 @@ class Question(enum.Enum):
     UTILITY = "Is the accuracy of the trained model sound?"
 
 
-class Kind(enum.StrEnum):
+class DoubtKind(enum.StrEnum):
     """A reason to read a figure with care, or to trust a certificate less."""
 
     # Question.MESSAGE
@@ -90,14 +90,14 @@ class Frozen(BaseModel):
 class Doubt(Frozen):
     """One reason, with the numbers and names for its sentence."""
 
-    kind: Kind
+    kind: DoubtKind
     details: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def doubt(kind: Kind, **details: Any) -> Doubt:
+def doubt(kind: DoubtKind, **details: Any) -> Doubt:
     """Return a doubt with these details.
 
-    >>> doubt(Kind.WRONG_LABELS, labels=2)
-    Doubt(kind=<Kind.WRONG_LABELS: 'wrong_labels'>, details={'labels': 2})
+    >>> doubt(DoubtKind.WRONG_LABELS, labels=2)
+    Doubt(kind=<DoubtKind.WRONG_LABELS: 'wrong_labels'>, details={'labels': 2})
     """
     return Doubt(kind=kind, details=details)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.core.scale import Scale
-from fedglass.core.text import TAKEN_AS_DISTINCT, some
-from fedglass.verdict.doubts import Doubt, Kind, Severity, doubt
-from fedglass.verdict.gate import RARE, Gate, is_mute, known_scales
+from fedglass.core.text import Note, some
+from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
+from fedglass.verdict.gate import Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
 from fedglass.verdict.texts import TABLE, Flag
@@ -24,9 +24,11 @@ CLEARLY = 0.1
 """A search has failed if the energy of the true data is lower by more than this share."""
 DISTINCT = 0.01
 """An attack is blind unless the energy of the true data is lower than that of a grey image by more than this share."""
+RARE = 1e-3
+"""The level of the test whether a game refutes a certificate."""
 NOT_FINITE = "not finite"
 ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
-DECLARED = (Kind.NOISE_NOT_TESTABLE, Kind.NO_TRUTH, Kind.NOT_REPLAYED)
+DECLARED = (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NO_TRUTH, DoubtKind.NOT_REPLAYED)
 """Doubts about a declaration; `gate.trust_declared` accepts them."""
 
 
@@ -59,15 +61,16 @@ def with_refutations(records: Sequence[Record]) -> list[Record]:
     for record in records:
         if record.game is not None:
             games.setdefault(record.message, []).append(record.game)
-    return [_compared(record, games.get(record.message, [])) for record in records]
-
-
-def _compared(record: Record, games: Sequence[Game]) -> Record:
-    is_refuted = any(stored.kind is Kind.CERTIFICATE_REFUTED for stored in record.doubts)
-    if record.certificate is None or not record.certificate.success or is_refuted:
-        return record
-    refutations = [new for game in games if (new := _refutation(record.certificate, game)) is not None]
-    return record.model_copy(update={"doubts": [*record.doubts, *refutations[:1]]})
+    compared = []
+    for record in records:
+        certificate = record.certificate
+        is_refuted = any(stored.kind is DoubtKind.CERTIFICATE_REFUTED for stored in record.doubts)
+        if certificate is not None and certificate.success and not is_refuted:
+            refutations = [_refutation(certificate, game) for game in games.get(record.message, [])]
+            new = [refutation for refutation in refutations if refutation is not None][:1]
+            record = record.model_copy(update={"doubts": [*record.doubts, *new]})
+        compared.append(record)
+    return compared
 
 
 def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
@@ -83,7 +86,7 @@ def _refutation(certificate: Certificate, game: Game) -> Doubt | None:
         allowed = gdp_success(1 / game.candidates, max(certificate.mu))
     wins, control = round(game.top1 * game.records), round((game.control_top1 or 0.0) * len(game.control_rank_p))
     if _rare(wins, game.records, allowed) and not _rare(control, len(game.control_rank_p), allowed):
-        return doubt(Kind.CERTIFICATE_REFUTED, wins=wins, games=game.records, allowed=allowed)
+        return doubt(DoubtKind.CERTIFICATE_REFUTED, wins=wins, games=game.records, allowed=allowed)
     return None
 
 
@@ -101,7 +104,7 @@ def _of_declaration(record: Record, gate: Gate) -> list[Doubt]:
     other_doubts = [stored for stored in record.doubts if stored.kind not in DECLARED]
     if len(other_doubts) == len(record.doubts):
         return record.doubts
-    return [*other_doubts, doubt(Kind.DECLARATION_TRUSTED)]
+    return [*other_doubts, doubt(DoubtKind.DECLARATION_TRUSTED)]
 
 
 def flags_of(record: Record, gate: Gate) -> list[Flag]:
@@ -112,24 +115,25 @@ def flags_of(record: Record, gate: Gate) -> list[Flag]:
 def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
     """Yield the doubts that explain why a search did not find the images, judged by its energies."""
     hits = gate.hits(ImageScores.of(record))
-    notes = record.extra.get("notes")
-    if isinstance(notes, list) and "non-finite" in notes:
-        yield doubt(Kind.NON_FINITE_STOP)
-    if isinstance(notes, list) and TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
-        yield doubt(Kind.LABELS_TAKEN_AS_DISTINCT)
+    stored = record.extra.get("notes")
+    notes = stored if isinstance(stored, list) else []
+    if Note.NON_FINITE in notes:
+        yield doubt(DoubtKind.NON_FINITE_STOP)
+    if Note.TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
+        yield doubt(DoubtKind.LABELS_TAKEN_AS_DISTINCT)
     if not hits or all(hits):
         return
     if record.label_errors:
-        yield doubt(Kind.WRONG_LABELS, labels=record.label_errors)
+        yield doubt(DoubtKind.WRONG_LABELS, labels=record.label_errors)
     truth, blind, reached = record.energy_truth, record.energy_blind, record.energy
     if truth is None or blind is None:
         return
     if not undercuts(truth, blind, DISTINCT):
-        yield doubt(Kind.ATTACK_IS_BLIND, truth=truth, blind=blind)
+        yield doubt(DoubtKind.ATTACK_IS_BLIND, truth=truth, blind=blind)
     elif reached is None or undercuts(truth, reached, CLEARLY):
-        yield doubt(Kind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if reached is None else reached)
+        yield doubt(DoubtKind.SEARCH_FAILED, truth=truth, found=NOT_FINITE if reached is None else reached)
     else:
-        yield doubt(Kind.OTHER_IMAGES_FIT, truth=truth, found=reached)
+        yield doubt(DoubtKind.OTHER_IMAGES_FIT, truth=truth, found=reached)
 
 
 def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
@@ -137,12 +141,12 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
     scores = ImageScores.of(record)
     hits = gate.hits(scores)
     counts = {
-        Kind.PARTLY_RECOGNISABLE: gate.partly(scores),
-        Kind.TRANSFORMED_MATCH: sum(
+        DoubtKind.PARTLY_RECOGNISABLE: sum(gate.partly(scores)),
+        DoubtKind.TRANSFORMED_MATCH: sum(
             matches and not hit for matches, hit in zip(record.transformed_match, hits, strict=False)
         ),
-        Kind.FAILS_CONTROLS: gate.imagined(scores),
-        Kind.BLEND: sum(map(bool, record.blends)),
+        DoubtKind.FAILS_CONTROLS: gate.imagined(scores),
+        DoubtKind.BLEND: sum(map(bool, record.blends)),
     }
     for kind, images in counts.items():
         if images:
@@ -150,12 +154,12 @@ def _of_pictures(record: Record, gate: Gate) -> Iterator[Doubt]:
     guessed = gate.guessed(scores)
     if guessed:
         names = [name for name in dict.fromkeys(record.blind_guess.get(gate.metric, [])) if name]
-        yield doubt(Kind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
+        yield doubt(DoubtKind.NO_BETTER_THAN_GUESS, images=guessed, guesses=names or ["such as the best flat colour"])
     yield from _of_refinement(record)
     scales = known_scales(record.metrics, gate.scales)
     how = contradiction(record.metrics, scales) or opposite_order(record.metrics, scales)
     if how is not None:
-        yield doubt(Kind.METRICS_DISAGREE, how=how)
+        yield doubt(DoubtKind.METRICS_DISAGREE, how=how)
 
 
 def _of_refinement(record: Record) -> Iterator[Doubt]:
@@ -165,7 +169,7 @@ def _of_refinement(record: Record) -> Iterator[Doubt]:
         return
     limit = (before + blind) / 2 if blind is not None and blind > before else before + abs(before)
     if after is None or after > limit:
-        yield doubt(Kind.REFINEMENT_UNEXPLAINED, before=before, after=NOT_FINITE if after is None else after)
+        yield doubt(DoubtKind.REFINEMENT_UNEXPLAINED, before=before, after=NOT_FINITE if after is None else after)
 
 
 def undercuts(lower: float, other: float, share: float) -> bool:

@@ -10,23 +10,16 @@ from typing import Literal
 
 from fedglass.core.errors import UsageError
 from fedglass.core.scale import Scale, scale_of
-from fedglass.verdict.doubts import Doubt, Kind, doubt
+from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Record, grouped
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
-MUTE = (Kind.ZERO_UPDATE, Kind.NON_FINITE_UPDATE)
+MUTE = (DoubtKind.ZERO_UPDATE, DoubtKind.NON_FINITE_UPDATE)
 """Doubts of a case without a message that could be attacked."""
-FEW = 8
-"""Below so many records a rate has no useful interval, and the ranks of single records decide."""
-LEAST = 200
-"""Below so many candidates a rate says little: among 20, one guess in 20 is right."""
-LEVEL = 0.05
-"""The chance of a false EXPOSED over all messages of an audit."""
 GUESSED, FEWEST = 0.05, 20
 """A threshold is too low if a guess passes it for more than this share of at least so many public images."""
-RARE = 1e-3
-"""The level of a single record's rank, and of the test whether a game refutes a certificate."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +101,6 @@ class Gate:
         side = "above" if self.scale.higher_leaks else "below"
         return f"{self.scale.title} {side} {self.scale.measure(f'{self.threshold:g}')}"
 
-    def recovered(self, value: float) -> bool:
-        return self.scale.beyond(value, self.threshold)
-
     def scores(self, record: Record) -> list[float | None]:
         """Return the score by which each image of a record is judged."""
         return ImageScores.of(record).values(self.metric, self.scale)
@@ -128,11 +118,9 @@ class Gate:
         """Count the images that pass the threshold only because of a refinement that fails its controls."""
         return sum(scores.imagined(self.metric, self.scale, self.threshold))
 
-    def partly(self, scores: ImageScores) -> int:
-        """Count the images that are not recovered but partly recognisable."""
-        return sum(
-            scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
-        )
+    def partly(self, scores: ImageScores) -> list[bool]:
+        """Check which images are not recovered but partly recognisable."""
+        return scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """Return the attacks that have judged images, the one that leaked most first."""
@@ -158,12 +146,13 @@ class Gate:
         game = record.game
         if game is None or not game.same_source or not game.control or game.control_high is None:
             return False
-        if game.records >= FEW:
-            return game.candidates >= LEAST and game.low > max(self.max_singling_out, game.control_high)
-        named, records = sum(p <= RARE for p in game.rank_p), len(game.rank_p)
-        chances = (math.comb(records, k) * RARE**k * (1 - RARE) ** (records - k) for k in range(named, records + 1))
-        rare = named > 0 and sum(chances) <= LEVEL / game.messages
-        return rare and min(game.control_rank_p, default=0.0) > RARE
+        if game.records >= FEW_RECORDS:
+            return game.candidates >= ENOUGH_CANDIDATES and game.low > max(self.max_singling_out, game.control_high)
+        rare, records = RARE_RANK, len(game.rank_p)
+        named = sum(p <= rare for p in game.rank_p)
+        chances = (math.comb(records, k) * rare**k * (1 - rare) ** (records - k) for k in range(named, records + 1))
+        by_chance = named == 0 or sum(chances) > GAME_LEVEL / game.messages
+        return not by_chance and min(game.control_rank_p, default=0.0) > rare
 
     def certifies(self, record: Record) -> bool:
         """Return whether a certificate bounds every audited record as the gate demands."""
@@ -182,9 +171,9 @@ class Gate:
         """Yield a doubt if the certificate allows more than the gate, and one if the gate's threshold is too low."""
         proposal = self.proposed_threshold(record)
         if proposal is not None:
-            yield doubt(Kind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
+            yield doubt(DoubtKind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
         if record.certificate is not None and not self.certifies(record):
-            yield doubt(Kind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
+            yield doubt(DoubtKind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
 
     def proposed_threshold(self, record: Record) -> tuple[float, float] | None:
         """Return the share of public images for which a guess passes the threshold, and a better threshold.
@@ -227,7 +216,7 @@ def known_scales(names: Iterable[str], scales: Mapping[str, Scale]) -> dict[str,
     return found
 
 
-UNSCORED = (Kind.NO_TRUTH, Kind.NO_EXACT_METHOD, Kind.OUT_OF_TIME)
+UNSCORED = (DoubtKind.NO_TRUTH, DoubtKind.NO_EXACT_METHOD, DoubtKind.OUT_OF_TIME)
 """Doubts that explain why an attack has no scores; such an attack has not failed."""
 
 

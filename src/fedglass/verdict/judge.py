@@ -11,35 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from fedglass.verdict.doubts import Doubt, Kind
+from fedglass.verdict import texts
+from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.flags import doubts_of, flag, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Game, Record
-from fedglass.verdict.texts import (
-    ALLOWED,
-    LIMITS,
-    OTHER_THAN_TRUTH,
-    PROTECT,
-    TABLE,
-    UNCHECKED,
-    WITHOUT_TRUTH,
-    count,
-    percent,
-)
+from fedglass.verdict.texts import TABLE, count, percent
 
 ExitCode = Literal[0, 1, 3]
 Message = tuple[str, int]
-TITLES: dict[State, str] = {
-    "leak": "Leak found",
-    "exposed": "Records exposed",
-    "clear": "No leak: certified",
-    "inconclusive": "Inconclusive",
-    "incomplete": "Audit incomplete",
-}
-FIRST = (Kind.NOT_AS_DECLARED, Kind.NOISE_REFUTED, Kind.CERTIFICATE_REFUTED, Kind.NO_TRUTH)
+FIRST = (DoubtKind.NOT_AS_DECLARED, DoubtKind.NOISE_REFUTED, DoubtKind.CERTIFICATE_REFUTED, DoubtKind.NO_TRUTH)
 """Doubts that explain an inconclusive audit before all others: something is wrong, or nothing can be scored."""
-PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *Kind])))}
+PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *DoubtKind])))}
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        return TITLES[self.state]
+        return texts.TITLES[self.state]
 
 
 def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Verdict:
@@ -111,7 +95,7 @@ class _Evidence:
     @property
     def also_incomplete(self) -> str:
         """The sentence that a leak of an incomplete audit carries; empty for a complete audit."""
-        return f"The audit is also incomplete: {'; '.join(self.problems)}." if self.problems else ""
+        return texts.ALSO_INCOMPLETE.format(problems="; ".join(self.problems)) if self.problems else ""
 
     @property
     def certificates(self) -> list[Record]:
@@ -125,23 +109,19 @@ class _Evidence:
     def uncertified(self) -> set[Message]:
         """The messages without a bound on what they reveal."""
         certified = {record.message for record in self.certificates if record.certificate is not None}
-        doubted = {record.message for record in self.certificates if self._doubted(record)}
+        # One that is only too weak still bounds the success.
+        doubted = {
+            record.message
+            for record in self.certificates
+            if record.certificate is None
+            or any(doubt.kind is not DoubtKind.WEAK_CERTIFICATE for doubt in serious_doubts(record, self.gate))
+        }
         return self.messages - (certified - doubted)
-
-    def _doubted(self, record: Record) -> bool:
-        """Return whether a certificate is missing or unreliable; one that is only too weak still bounds the success."""
-        serious = [doubt.kind for doubt in serious_doubts(record, self.gate)]
-        return record.certificate is None or serious not in ([], [Kind.WEAK_CERTIFICATE])
-
-    @property
-    def worst_game(self) -> Game | None:
-        """The game that names most, among those with a control and candidates of the same kind."""
-        games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
-        return max(games, key=lambda game: game.low, default=None)
 
     def verdict(self, state: State, exit_code: ExitCode, lead: str, caveat: str = "", step: str = "") -> Verdict:
         """Return a verdict with the interval of these records."""
-        game = self.worst_game
+        games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
+        game = max(games, key=lambda game: game.low, default=None)
         at_most = None if self.uncertified else max(map(self.gate.allowed, self.certificates), default=None)
         return Verdict(
             state=state,
@@ -153,7 +133,7 @@ class _Evidence:
             at_most=at_most,
             interval=_interval(game, at_most),
             step=step,
-            limits=LIMITS if state == "clear" else (),
+            limits=texts.LIMITS if state == "clear" else (),
         )
 
 
@@ -166,9 +146,9 @@ def _leak(evidence: _Evidence) -> Verdict | None:
         return None
     guilty = bool(read) or any(tally.share > gate.max_share for tally in leaked)
     lead, about_truth = (_leak_sentence(evidence.tallies, gate), "") if leaked else _read_sentence(read)
-    caveat = " ".join(filter(None, [about_truth, "" if guilty else ALLOWED, evidence.also_incomplete]))
+    caveat = " ".join(filter(None, [about_truth, "" if guilty else texts.ALLOWED, evidence.also_incomplete]))
     allowed: ExitCode = 3 if evidence.problems else 0  # cases that have not run may leak more than the plan allows
-    return evidence.verdict("leak", 1 if guilty else allowed, lead, caveat, PROTECT if guilty else "")
+    return evidence.verdict("leak", 1 if guilty else allowed, lead, caveat, texts.PROTECT if guilty else "")
 
 
 def reads(record: Record) -> bool:
@@ -179,11 +159,11 @@ def reads(record: Record) -> bool:
 def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
     """Return what exact attacks read without a score, and a remark about the truth."""
     most = max(read, key=lambda record: len(record.labels_recovered))
-    lead = (
-        f"{most.attack} ({most.method}) read {count(len(most.labels_recovered), 'image')} from the message of "
-        f"{most.client}, and {'it explains' if len(most.labels_recovered) == 1 else 'they explain'} the message."
+    images = len(most.labels_recovered)
+    lead = (texts.READ_ONE if images == 1 else texts.READ_SEVERAL).format(
+        attack=most.attack, method=most.method, images=count(images, "image"), client=most.client
     )
-    return lead, OTHER_THAN_TRUTH if most.metrics else WITHOUT_TRUTH
+    return lead, texts.OTHER_THAN_TRUTH if most.metrics else texts.WITHOUT_TRUTH
 
 
 def _exposed(evidence: _Evidence) -> Verdict | None:
@@ -191,20 +171,21 @@ def _exposed(evidence: _Evidence) -> Verdict | None:
     if not exposed:
         return None
     client, game = max(exposed, key=lambda pair: pair[1].low)
-    named, control = round(game.top1 * game.records), game.control_top1 or 0.0
-    lead = (
-        f"No image was recovered, but the message of {client} singles out its records: among {game.candidates:,} "
-        f"similar images it names {named} of {count(game.records, 'record')} used in training, and {percent(control)} "
-        "of records that were not used."
+    lead = texts.EXPOSED.format(
+        client=client,
+        candidates=game.candidates,
+        named=round(game.top1 * game.records),
+        records=count(game.records, "record"),
+        control=percent(game.control_top1 or 0.0),
     )
-    more = f"The same holds for {count(len(exposed) - 1, 'other message')}." if len(exposed) > 1 else ""
-    return evidence.verdict("exposed", 1, lead, f"{more} {evidence.also_incomplete}".strip(), PROTECT)
+    more = texts.ALSO_EXPOSED.format(messages=count(len(exposed) - 1, "other message")) if len(exposed) > 1 else ""
+    return evidence.verdict("exposed", 1, lead, f"{more} {evidence.also_incomplete}".strip(), texts.PROTECT)
 
 
 def _incomplete(evidence: _Evidence) -> Verdict | None:
     if not evidence.problems:
         return None
-    return evidence.verdict("incomplete", 3, f"The audit could not complete: {'; '.join(evidence.problems)}.")
+    return evidence.verdict("incomplete", 3, texts.INCOMPLETE.format(problems="; ".join(evidence.problems)))
 
 
 def _clear(evidence: _Evidence) -> Verdict | None:
@@ -214,27 +195,27 @@ def _clear(evidence: _Evidence) -> Verdict | None:
     certificate = worst.certificate
     assert certificate is not None, "certified messages have a certificate"
     rounds = certificate.rounds if certificate.success_planned is None else certificate.planned or certificate.rounds
-    lead = (
-        f"A certificate covers every audited record of {count(len(evidence.messages), 'message')}: no adversary names "
-        f"a record among 1,000 with a chance above {percent(evidence.gate.allowed(worst))} over "
-        f"{count(rounds, 'round')}."
+    lead = texts.CERTIFIED.format(
+        messages=count(len(evidence.messages), "message"),
+        success=percent(evidence.gate.allowed(worst)),
+        rounds=count(rounds, "round"),
     )
     doubts = [doubt for record in evidence.certificates for doubt in doubts_of(record, evidence.gate)]
-    trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is Kind.DECLARATION_TRUSTED), "")
+    trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is DoubtKind.DECLARATION_TRUSTED), "")
     return evidence.verdict("clear", 0, lead, trusted)
 
 
 def _inconclusive(evidence: _Evidence) -> Verdict:
     oracle = [tally for tally in evidence.gate.tally(evidence.records) if tally.oracle and tally.recovered]
-    about_oracle = (
-        f"{oracle[0].attack} recovered {oracle[0].recovered} of {count(oracle[0].images, 'image')} with oracle "
-        "knowledge, which a real adversary lacks."
-        if oracle
-        else ""
+    about_oracle = "".join(
+        texts.WITH_ORACLE.format(attack=t.attack, recovered=t.recovered, images=count(t.images, "image"))
+        for t in oracle[:1]
     )
     doubts = [doubt for record in evidence.certificates for doubt in serious_doubts(record, evidence.gate)]
     reason = flag(min(doubts, key=lambda doubt: PLACES[doubt.kind])) if doubts else None
-    why = UNCHECKED.format(messages=count(len(evidence.uncertified), "message")) if reason is None else reason.text
+    why = (
+        texts.UNCHECKED.format(messages=count(len(evidence.uncertified), "message")) if reason is None else reason.text
+    )
     exit_code: ExitCode = 3 if evidence.gate.inconclusive_fails else 0
     step = "" if reason is None else reason.step
     return evidence.verdict(
@@ -245,52 +226,50 @@ def _inconclusive(evidence: _Evidence) -> Verdict:
 def _interval(game: Game | None, at_most: float | None) -> str:
     """Return the interval of the success in naming a record among 1,000 as text."""
     among = "" if game is None or game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
-    low = "not measured" if game is None else f"at least {percent(game.low)}{among} (candidate game)"
-    high = "no certificate: nothing bounds it" if at_most is None else f"at most {percent(at_most)} (certificate)"
-    return f"Success in naming a record among 1,000: {low}; {high}."
+    low = texts.NOT_MEASURED if game is None else texts.AT_LEAST.format(share=percent(game.low), among=among)
+    high = texts.NOT_BOUNDED if at_most is None else texts.AT_MOST.format(share=percent(at_most))
+    return texts.INTERVAL.format(low=low, high=high)
 
 
 def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> list[str]:
     """Return the reasons why the audit is not complete; empty if it is."""
-    total, problems = len(records), []
-    if not records:
-        problems.append("no case has run")
+    problems, cases = [] if records else [texts.NOTHING_RAN], count(len(records), "case")
     failed = [r for r in records if r.status == "failed"]
     if failed:
         why = f"{failed[0].attack}: {_short(failed[0].error or '')}"
-        problems.append(f"{len(failed)} of {count(total, 'case')} failed ({why})")
+        problems.append(texts.CASES_FAILED.format(failed=len(failed), cases=cases, why=why))
     blank = [r for r in attacks_in(records) if r.status == "done" and not is_mute(r) and not gate.judged(r)]
     if blank:
-        why = _short(blank[0].skipped_metrics.get(gate.metric, "no score for some image"))
-        problems.append(f"{gate.scale.title} is missing in {len(blank)} of {count(total, 'case')} ({why})")
+        why = _short(blank[0].skipped_metrics.get(gate.metric, texts.NO_SCORE))
+        title = gate.scale.title
+        problems.append(texts.SCORES_MISSING.format(metric=title, blank=len(blank), cases=cases, why=why))
     mute = [flag(doubt) for r in records for doubt in r.doubts if doubt.kind in MUTE]
     if mute:
-        where = f"in {sum(map(is_mute, records))} of {count(total, 'case')} ({mute[0].name})"
-        problems.append(f"there was nothing to attack {where}: {mute[0].step.rstrip('.')}")
+        number, step = sum(map(is_mute, records)), mute[0].step.rstrip(".")
+        problems.append(texts.NOTHING_TO_ATTACK.format(mute=number, cases=cases, name=mute[0].name, step=step))
     if missing is None:
-        problems.append("it was stopped before its end; run it again to continue")
+        problems.append(texts.STOPPED)
     elif missing > 0:
-        problems.append(f"{count(missing, 'planned case')} not run yet; run it again to continue")
+        problems.append(texts.CASES_PLANNED.format(missing=count(missing, "planned case")))
     return problems
 
 
 def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
-    worst, total, guilty = tallies[0], len(tallies), sum(t.recovered > 0 for t in tallies)
-    score = f"({gate.rule}; best {gate.scale.show(worst.best)})"
-    recovered = f"recovered {worst.recovered} of {count(worst.images, 'image')} {score}"
-    if total > 1:
-        sentence = (
-            f"{guilty} of {len(tallies)} attacks recovered private images: the worst, {worst.attack}, {recovered}"
-        )
-    else:
-        sentence = f"{worst.attack} {recovered.replace(' image', ' private image', 1)}"
-    if worst.repeated:
-        sentence += "; an image that is in several messages counts once in each"
-    if worst.refined:
-        sentence += f", {worst.refined} of them only after refinement"
+    worst, several = tallies[0], len(tallies) > 1
+    sentence = (texts.RECOVERED_BY_SEVERAL if several else texts.RECOVERED).format(
+        guilty=sum(t.recovered > 0 for t in tallies),
+        attacks=len(tallies),
+        attack=worst.attack,
+        recovered=worst.recovered,
+        images=count(worst.images, "image" if several else "private image"),
+        rule=gate.rule,
+        best=gate.scale.show(worst.best),
+    )
+    sentence += texts.COUNTED_REPEATEDLY if worst.repeated else ""
+    sentence += texts.REFINED.format(refined=worst.refined) if worst.refined else ""
     if gate.max_share > 0:
-        side = "more" if worst.share > gate.max_share else "no more"
-        sentence += f", {side} than the {percent(gate.max_share)} that the gate allows"
+        limit = texts.MORE_THAN_ALLOWED if worst.share > gate.max_share else texts.NO_MORE_THAN_ALLOWED
+        sentence += limit.format(share=percent(gate.max_share))
     return f"{sentence}."
 
 
@@ -298,14 +277,10 @@ def _nothing_sentence(evidence: _Evidence) -> str:
     """Say that no attack recovered anything, and how close the best one came."""
     tallies, gate = evidence.tallies, evidence.gate
     if not tallies:
-        return "No attack could be scored." if attacks_in(evidence.records) else "No attack was run."
-    worst, best = tallies[0], gate.scale.show(tallies[0].best)
-    if len(tallies) == 1:
-        return f"{worst.attack} recovered no private image ({gate.rule}); its best was {best}."
-    return (
-        f"None of the {len(tallies)} attacks recovered a private image ({gate.rule}); the closest, {worst.attack}, "
-        f"reached {best}."
-    )
+        return texts.NOT_SCORED if attacks_in(evidence.records) else texts.NO_ATTACK
+    best = gate.scale.show(tallies[0].best)
+    sentence = texts.NOTHING_BY_ONE if len(tallies) == 1 else texts.NOTHING_BY_SEVERAL
+    return sentence.format(attacks=len(tallies), attack=tallies[0].attack, rule=gate.rule, best=best)
 
 
 def _short(text: str, limit: int = 160) -> str:

@@ -23,6 +23,8 @@ MOST_MU = 1e9
 """Replaces every larger mu of a certificate, also an infinite one: from 50 on the success is 1 in all digits."""
 SCHEMA = 3
 """Version of records and summaries; output folders of another version are refused, and their files stay."""
+ROUNDS = "rounds"
+"""The entry of `extra` with the number of rounds whose messages are attacked together, if there are several."""
 
 
 class Picture(Frozen):

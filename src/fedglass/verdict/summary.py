@@ -229,7 +229,8 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
     done = [record for record in records if record.status == "done"]
     names = dict.fromkeys(name for record in done for name in record.metrics)
     values = {name: [_without_none(record.metrics.get(name, [])) for record in done] for name in names}
-    hits = [_judged_hits(record, gate) for record in done]
+    judged = [zip(gate.hits(ImageScores.of(record)), gate.scores(record), strict=True) for record in done]
+    hits = [[hit for hit, value in pairs if value is not None] for pairs in judged]
     labelled = [record for record in done if record.label_errors is not None]
     return AttackFigures(
         attack=attack,
@@ -246,12 +247,6 @@ def _group(attack: str, view: str | None, records: Sequence[Record], gate: Gate)
         oracle=any(record.oracle for record in records),
         utility=_mean_utility(done),
     )
-
-
-def _judged_hits(record: Record, gate: Gate) -> list[bool]:
-    """Check which of the scored images count as recovered."""
-    pairs = zip(gate.hits(ImageScores.of(record)), gate.scores(record), strict=True)
-    return [hit for hit, value in pairs if value is not None]
 
 
 def _leakage(group: AttackFigures, gate: Gate) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedglass.verdict.doubts import Kind, Question, Severity
+from fedglass.verdict.doubts import DoubtKind, Question, Severity
 
 ALLOWED = "This is allowed by the plan (gate.max_share)."
 PROTECT = (
@@ -21,6 +21,55 @@ OTHER_THAN_TRUTH = (
     "of each image."
 )
 UNCHECKED = "No certificate was computed for {messages}."
+TITLES = {
+    "leak": "Leak found",
+    "exposed": "Records exposed",
+    "clear": "No leak: certified",
+    "inconclusive": "Inconclusive",
+    "incomplete": "Audit incomplete",
+}
+"""State of a verdict -> its title."""
+RECOVERED = "{attack} recovered {recovered} of {images} ({rule}; best {best})"
+RECOVERED_BY_SEVERAL = (
+    "{guilty} of {attacks} attacks recovered private images: the worst, {attack}, recovered {recovered} of {images} "
+    "({rule}; best {best})"
+)
+COUNTED_REPEATEDLY = "; an image that is in several messages counts once in each"
+REFINED = ", {refined} of them only after refinement"
+MORE_THAN_ALLOWED = ", more than the {share} that the gate allows"
+NO_MORE_THAN_ALLOWED = ", no more than the {share} that the gate allows"
+READ_ONE = "{attack} ({method}) read {images} from the message of {client}, and it explains the message."
+READ_SEVERAL = "{attack} ({method}) read {images} from the message of {client}, and they explain the message."
+EXPOSED = (
+    "No image was recovered, but the message of {client} singles out its records: among {candidates:,} similar images "
+    "it names {named} of {records} used in training, and {control} of records that were not used."
+)
+ALSO_EXPOSED = "The same holds for {messages}."
+CERTIFIED = (
+    "A certificate covers every audited record of {messages}: no adversary names a record among 1,000 with a chance "
+    "above {success} over {rounds}."
+)
+WITH_ORACLE = "{attack} recovered {recovered} of {images} with oracle knowledge, which a real adversary lacks."
+NOT_SCORED = "No attack could be scored."
+NO_ATTACK = "No attack was run."
+NOTHING_BY_ONE = "{attack} recovered no private image ({rule}); its best was {best}."
+NOTHING_BY_SEVERAL = (
+    "None of the {attacks} attacks recovered a private image ({rule}); the closest, {attack}, reached {best}."
+)
+INTERVAL = "Success in naming a record among 1,000: {low}; {high}."
+AT_LEAST = "at least {share}{among} (candidate game)"
+NOT_MEASURED = "not measured"
+AT_MOST = "at most {share} (certificate)"
+NOT_BOUNDED = "no certificate: nothing bounds it"
+INCOMPLETE = "The audit could not complete: {problems}."
+ALSO_INCOMPLETE = "The audit is also incomplete: {problems}."
+NOTHING_RAN = "no case has run"
+CASES_FAILED = "{failed} of {cases} failed ({why})"
+SCORES_MISSING = "{metric} is missing in {blank} of {cases} ({why})"
+NO_SCORE = "no score for some image"
+NOTHING_TO_ATTACK = "there was nothing to attack in {mute} of {cases} ({name}): {step}"
+STOPPED = "it was stopped before its end; run it again to continue"
+CASES_PLANNED = "{missing} not run yet; run it again to continue"
 LIMITS = (
     "It holds for one record at a time, with all others known to the adversary.",
     "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "
@@ -52,7 +101,7 @@ def count(number: int, noun: str) -> str:
 class Flag:
     """A doubt as text. A serious doubt about a certificate keeps the audit from CLEAR."""
 
-    kind: Kind
+    kind: DoubtKind
     question: Question
     severity: Severity
     name: str
@@ -65,94 +114,94 @@ class Flag:
         return f"{self.text} {self.step}".rstrip()
 
 
-TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
+TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] = {
     (Question.MESSAGE, "serious"): {
-        Kind.ZERO_UPDATE: (
+        DoubtKind.ZERO_UPDATE: (
             "zero update",
             "The update is zero everywhere, so there is nothing to attack.",
             "Check that the client trained, that its learning rate is not lost in rounding, and that the weights "
             "before and after were not mixed up.",
         ),
-        Kind.NON_FINITE_UPDATE: (
+        DoubtKind.NON_FINITE_UPDATE: (
             "non-finite update",
             "The update holds NaN or infinity: the client's training diverged.",
             "Lower the client's learning rate and audit again.",
         ),
-        Kind.NOT_AS_DECLARED: (
+        DoubtKind.NOT_AS_DECLARED: (
             "training not as declared",
             "The declared training does not produce this message: {found}.",
             "Correct the declared training, or the examples that are given as the truth.",
         ),
-        Kind.NOT_REPLAYED: (
+        DoubtKind.NOT_REPLAYED: (
             "message not explained",
             "We could not check whether the declared training produces this message. {why}",
             "Declare the training and the defences that were really used.",
         ),
-        Kind.WRONG_COUNT: (
+        DoubtKind.WRONG_COUNT: (
             "number of examples is wrong",
             "The truth has {true} examples, but {stated} were recorded.",
             "Correct the recorded number, or give exactly the examples that were trained on in this round.",
         ),
     },
     (Question.COVERAGE, "serious"): {
-        Kind.STATISTICS_SENT: (
+        DoubtKind.STATISTICS_SENT: (
             "batch statistics",
             "The clients' BatchNorm layers used the statistics of the batch. These running statistics are sent with "
             "the update, and no defence covers them.",
             'Do not send them, set batch_norm = "frozen", or use another normalisation.',
         ),
-        Kind.MORE_ROUNDS: (
+        DoubtKind.MORE_ROUNDS: (
             "more rounds of the same data",
             "The same examples, or some of them, are trained on in {rounds} more round(s). Each round reveals more, "
             "because noise averages out.",
             "List all rounds in adversary.round (of a bundle: recording.rounds) and set adversary.together = true.",
         ),
-        Kind.CLIENTS_NOT_AUDITED: (
+        DoubtKind.CLIENTS_NOT_AUDITED: (
             "clients not audited",
             "{clients} also took part. Their updates were not recorded in a form that we can attack, so we do not "
             "know what they leak.",
             "Record their updates, or name the audited clients in recording.whose.",
         ),
-        Kind.EXTRA_PAYLOAD: (
+        DoubtKind.EXTRA_PAYLOAD: (
             "extra data was sent",
             "The client sent more than the attacks look at ({names}). It may contain the examples.",
             "Do not send it, or inspect what it contains.",
         ),
     },
     (Question.PROTECTION, "serious"): {
-        Kind.NO_NOISE: (
+        DoubtKind.NO_NOISE: (
             "no certificate: no noise",
             "No certificate: nothing adds noise to this message, so nothing bounds what an adversary learns.",
             "Add noise that hides single records, such as DP-SGD, or clipping and gaussian_noise.",
         ),
-        Kind.DEFENCE_NOT_NAMED: (
+        DoubtKind.DEFENCE_NOT_NAMED: (
             "defence not named",
             "No certificate: the defence of this message is not known.",
             'Name it with its options, such as recording.defended = {{ name = "gaussian_noise", std = 0.1 }}, or set '
             "recording.defended = false.",
         ),
-        Kind.DEFENCE_NOT_BOUNDED: (
+        DoubtKind.DEFENCE_NOT_BOUNDED: (
             "no certificate for this defence",
             "No certificate: no bound is known for {defence}. {why}",
             "Use noise that does not depend on the data, such as gaussian_noise after clip, or dpsgd.",
         ),
-        Kind.NOISE_REFUTED: (
+        DoubtKind.NOISE_REFUTED: (
             "noise not as declared",
             "No certificate: the noise of this message is not the declared one ({tests}; p = {p}).",
             "Draw independent noise for every entry, client and round from a generator with a secret seed.",
         ),
-        Kind.NOISE_NOT_TESTABLE: (
+        DoubtKind.NOISE_NOT_TESTABLE: (
             "noise cannot be tested",
             "No certificate: the declared noise cannot be tested. {why}",
             "Record the order of the batches, or set gate.trust_declared = true if you are sure of the noise.",
         ),
-        Kind.WEAK_CERTIFICATE: (
+        DoubtKind.WEAK_CERTIFICATE: (
             "certificate too weak",
             "The certificate allows an adversary to name a record among 1,000 with a chance of {success}. The gate "
             "allows at most {allowed}.",
             "Add more noise, clip lower, or train fewer rounds.",
         ),
-        Kind.CERTIFICATE_REFUTED: (
+        DoubtKind.CERTIFICATE_REFUTED: (
             "certificate refuted",
             "The message names its records more often ({wins} of {games}) than its certificate allows ({allowed}), so "
             "the protection is not as declared.",
@@ -160,103 +209,103 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
         ),
     },
     (Question.PROTECTION, "warning"): {
-        Kind.DECLARATION_TRUSTED: (
+        DoubtKind.DECLARATION_TRUSTED: (
             "declaration trusted",
             "The certificate rests only on the declared training and noise (gate.trust_declared = true). They were "
             "not tested.",
         ),
-        Kind.IDLE_FILTER: (
+        DoubtKind.IDLE_FILTER: (
             "filter did nothing",
             "{filter} did nothing to this message: {why}.",
             "Do not count on it: add noise that hides single records, such as clipping and gaussian_noise.",
         ),
-        Kind.EPSILON_NOT_AS_DECLARED: (
+        DoubtKind.EPSILON_NOT_AS_DECLARED: (
             "epsilon not as declared",
             "{filter} declares epsilon {declared}, but it is {real}: {why}.",
             "Calibrate the noise to the clipping norm and to all rounds, by an accountant.",
         ),
     },
     (Question.SINGLING_OUT, "info"): {
-        Kind.NO_CANDIDATES: (
+        DoubtKind.NO_CANDIDATES: (
             "no candidates",
             "The candidate game was not played: it needs at least {least} other examples, and there are {found}.",
             "Give public examples of the same kind: --public, or adversary.public in a plan.",
         ),
-        Kind.FEW_CANDIDATES: (
+        DoubtKind.FEW_CANDIDATES: (
             "few candidates",
             "Only {found} candidates have the label of a record, and a rate needs {least}, so the game decides "
             "nothing here.",
             "Give more public examples of each class: --public, or adversary.public in a plan.",
         ),
-        Kind.OTHER_DOMAIN: (
+        DoubtKind.OTHER_DOMAIN: (
             "candidates of another kind",
             "The candidates are another kind of images than the records, so the game decides nothing.",
             "Give public examples of the same kind: --public, or adversary.public in a plan.",
         ),
-        Kind.NO_CONTROL: (
+        DoubtKind.NO_CONTROL: (
             "no control",
             "The game has no control, so it cannot distinguish training from mere similarity and decides nothing. "
             "{why}",
             "Declare the training, so that fedglass can run it without some of the records.",
         ),
-        Kind.LOW_POWER: (
+        DoubtKind.LOW_POWER: (
             "weak candidate game",
             "Only {public} public gradients are available to remove what all examples have in common, so the game may "
             "miss a leak.",
             "Give at least 100 public examples: --public, or adversary.public in a plan.",
         ),
-        Kind.GAME_NOT_PLAYED: (
+        DoubtKind.GAME_NOT_PLAYED: (
             "game not played",
             "The candidate game was not played. {why}",
         ),
     },
     (Question.ATTACK, "info"): {
-        Kind.NO_EXACT_METHOD: (
+        DoubtKind.NO_EXACT_METHOD: (
             "no exact method applies",
             "No exact method can read this message: {reasons}.",
         ),
-        Kind.ATTACK_IS_BLIND: (
+        DoubtKind.ATTACK_IS_BLIND: (
             "attack is blind",
             "The true images explain the message no better than a grey image does (energies {truth} and {blind}). "
             "Either a defence hides them from this attack, or the attack does not model the training.",
             "A longer run will not help. After several local steps try sme or dlfa.",
         ),
-        Kind.OTHER_IMAGES_FIT: (
+        DoubtKind.OTHER_IMAGES_FIT: (
             "other images fit as well",
             "The attack found wrong images that fit the message as well as the true ones (energies {found} and "
             "{truth}). Either the message does not identify the images, or the prior is too strong.",
             "Try a smaller weight of the prior (tv), or another attack.",
         ),
-        Kind.ORACLE_USED: (
+        DoubtKind.ORACLE_USED: (
             "oracle knowledge used",
             "The attack used oracle knowledge ({facts}), which a real adversary lacks. Its figures are an upper bound "
             "of the leak and decide nothing.",
             "Run it with labels that are recovered from the message.",
         ),
-        Kind.OUT_OF_TIME: (
+        DoubtKind.OUT_OF_TIME: (
             "out of time",
             "The attack was stopped after {seconds} s, because the time budget was used up.",
             "Give it more time with --minutes, or run everything with --all.",
         ),
     },
     (Question.ATTACK, "warning"): {
-        Kind.NON_FINITE_STOP: (
+        DoubtKind.NON_FINITE_STOP: (
             "non-finite stop",
             "The attack reached NaN or infinity and returned its last finite images.",
             "Give it more restarts, fewer iterations or a smaller step.",
         ),
-        Kind.WRONG_LABELS: (
+        DoubtKind.WRONG_LABELS: (
             "labels are wrong",
             "{labels} of the labels that the attack used are wrong, so it looked for other images.",
             'Choose another way to find the labels, or measure their effect with labels = "oracle".',
         ),
-        Kind.LABELS_TAKEN_AS_DISTINCT: (
+        DoubtKind.LABELS_TAKEN_AS_DISTINCT: (
             "labels taken as distinct",
             "The attack assumed that all labels of the batch differ, because the message does not show how often each "
             "occurs.",
             'Choose a method that counts labels, such as "bias_counts", and let the adversary know the training.',
         ),
-        Kind.SEARCH_FAILED: (
+        DoubtKind.SEARCH_FAILED: (
             "search failed",
             "The true images explain the message better (energy {truth}) than the images that the search found "
             "({found}).",
@@ -264,41 +313,41 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
         ),
     },
     (Question.PICTURES, "warning"): {
-        Kind.PARTLY_RECOGNISABLE: (
+        DoubtKind.PARTLY_RECOGNISABLE: (
             "partly recognisable",
             "{images} of the images do not count as recovered, but a person may recognise them: they come near the "
             "threshold, or another metric counts them as recovered.",
             "Look at the pictures.",
         ),
-        Kind.TRANSFORMED_MATCH: (
+        DoubtKind.TRANSFORMED_MATCH: (
             "recognisable in another form",
             "{images} of the images do not count as recovered, but the attack found the same picture with another "
             "contrast, as a negative, mirrored or shifted.",
             "Look at the pictures.",
         ),
-        Kind.NO_BETTER_THAN_GUESS: (
+        DoubtKind.NO_BETTER_THAN_GUESS: (
             "no better than guessing",
             "{images} of the images pass the gate's threshold, but a guess without any message ({guesses}) passes it "
             "too, so they do not count as recovered.",
         ),
-        Kind.FAILS_CONTROLS: (
+        DoubtKind.FAILS_CONTROLS: (
             "refined image fails its controls",
             "{images} of the refined images pass the gate's threshold, but fail a control: the same model does as "
             "well from another image or untrained, or the refined image shows something else than the raw image. The "
             "raw images count.",
         ),
-        Kind.METRICS_DISAGREE: (
+        DoubtKind.METRICS_DISAGREE: (
             "metrics disagree",
             "The metrics disagree: {how}.",
             "Look at the pictures before you trust either number.",
         ),
-        Kind.BLEND: (
+        DoubtKind.BLEND: (
             "blend of several images",
             "{images} of the reconstructions are nearer to the mean of several private images than to any single one. "
             "A blend counts as at most one recovered image.",
             "Look at the pictures.",
         ),
-        Kind.LOW_THRESHOLD: (
+        DoubtKind.LOW_THRESHOLD: (
             "threshold too low for such data",
             "The best blind guess passes the gate's threshold for {share} of public images, so the threshold is too "
             "low for such data.",
@@ -306,21 +355,21 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
         ),
     },
     (Question.PICTURES, "info"): {
-        Kind.REFINEMENT_UNEXPLAINED: (
+        DoubtKind.REFINEMENT_UNEXPLAINED: (
             "refinement is invented",
             "The refined images no longer explain the message (energy {after}, before the refinement {before}). "
             "Everything that they show beyond the raw images is invented.",
         ),
     },
     (Question.PICTURES, "serious"): {
-        Kind.NO_TRUTH: (
+        DoubtKind.NO_TRUTH: (
             "no truth",
             "The true examples were not given, so nothing can be scored and the candidate game is not played.",
             "Add recording.truth to the plan, or use --truth.",
         ),
     },
     (Question.UTILITY, "warning"): {
-        Kind.TEST_OF_ONE_CLASS: (
+        DoubtKind.TEST_OF_ONE_CLASS: (
             "test set has one class",
             "All {examples} test examples have the same class, so the accuracy does not show how well the model works.",
             "Set federation.test_examples to at least the number of classes.",
@@ -328,6 +377,6 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[Kind, tuple[str, ...]]] = {
     },
 }
 """Question and severity -> for each kind of doubt its name, its text and, for most, the next step."""
-TABLE: Mapping[Kind, Flag] = {
+TABLE: Mapping[DoubtKind, Flag] = {
     kind: Flag(kind, *section, *words) for section, texts in TEXTS.items() for kind, words in texts.items()
 }

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
-from fedglass.models.vit import Block, vit
+from fedglass.models.vit import ViTBlock, vit
 from fedglass.recipes import recipe
 
 
@@ -115,7 +115,7 @@ def test_blocks_with_shortcuts_are_read_by_their_positions_alone(plain: Any) -> 
     images, labels = plain.pictures(1, side=32)
     torch.manual_seed(0)
     model = vit(shape=(3, 32, 32), classes=10)
-    model.blocks = nn.Sequential(Block(384, 4, nn.GELU), Block(384, 4, nn.GELU))
+    model.blocks = nn.Sequential(ViTBlock(384, 4), ViTBlock(384, 4))
     found = recipe("exact").run(plain.seen(model, images, labels, Training(lr=0.1)))
     assert found.method == "vit_closed_form"
     assert "attention: 0" in found.notes

@@ -24,8 +24,8 @@ def shown(toy: Any, shape: tuple[int, int, int], examples: int = 2) -> Observati
     return replace(seen, knows=replace(seen.knows, shape=shape, examples=examples, whitening=whitening))
 
 
-def decoded(seen: Observation, seed: int = 0) -> Tensor:
-    bound = SMALL.bind(seen, stream(seed, "g"), None)
+def decoded(seen: Observation, seed: int = 0, images: GeneratorWeights = SMALL) -> Tensor:
+    bound = images.bind(seen, stream(seed, "g"), None)
     return bound.decode([u.start for u in bound.unknowns])
 
 
@@ -39,6 +39,14 @@ def test_pictures_have_the_known_shape_and_lie_inside_the_bounds(
     assert images.shape == (1, examples, *shape)
     pixels = seen.knows.whitening.unwhiten(images)
     assert 0 <= float(pixels.min()) < float(pixels.max()) <= 1
+
+
+def test_other_sides_are_resized_or_cropped_from_the_centre(toy: Any) -> None:
+    whole, part = shown(toy, (1, 8, 8)), shown(toy, (1, 6, 5))
+    cropped = decoded(part, images=replace(SMALL, crop=True))
+    assert torch.equal(cropped, decoded(whole)[..., 1:7, 1:6])
+    assert not torch.equal(cropped, decoded(part)), "resized"
+    assert torch.equal(decoded(whole), decoded(whole, images=replace(SMALL, crop=True)))
 
 
 def test_each_example_has_a_picture_of_its_own(toy: Any) -> None:

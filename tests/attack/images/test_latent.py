@@ -24,7 +24,6 @@ from fedglass.attack.parts import GeneratesImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError
-from fedglass.core.resumable import NoProgress
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Own, Training, Whitening
 from fedglass.data.dataset import Dataset
@@ -43,7 +42,7 @@ QUICK = OwnDecoder(steps=20, latent=4, width=4)
 @pytest.fixture
 def folder(toy: Any, tmp_path: Path) -> Path:
     data = Dataset("public pictures", toy.images(12, "public"), torch.arange(12) % 3, 3, Whitening((0.5,), (0.5,)))
-    train_autoencoder(data, TrainingOptions(steps=3), tmp_path / "m", NoProgress())
+    train_autoencoder(data, TrainingOptions(steps=3), tmp_path / "m")
     return tmp_path / "m"
 
 

@@ -16,7 +16,7 @@ from fedglass.core.registry import make
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Whitening
 from fedglass.data.builtin import glyphs
-from fedglass.diffusion.ddrm import BlockMean, Chain, Noise
+from fedglass.diffusion.ddrm import BlockMean, Noise, RestorationChain
 from fedglass.diffusion.denoiser import Denoiser, Schedule, spaced
 
 
@@ -42,7 +42,7 @@ class Grey:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_without_noise_the_means_of_blocks_are_those_of_the_raw_picture(channels: int) -> None:
     raw = 0.3 + 0.4 * torch.rand(5, channels, 8, 8, generator=stream(0, "raw"))
-    found = DDRM(Grey(), BlockMean(2), sigma=0.0, chain=Chain(4)).refine(given(raw))
+    found = DDRM(Grey(), BlockMean(2), sigma=0.0, chain=RestorationChain(4)).refine(given(raw))
     means = F.avg_pool2d(found, 2), F.avg_pool2d(raw, 2)
     inside = (found > 0).all() and (found < 1).all()
     assert not inside or torch.allclose(*means, atol=1e-5)
@@ -69,10 +69,10 @@ def test_noise_is_told_in_pixels_of_zero_to_one() -> None:
             return self
 
     last, before = Schedule().sigma[spaced(Schedule(), 10)[-1]], Schedule().sigma[spaced(Schedule(), 10)[-2]]
-    DDRM(Watched(), Noise(), float(last) / 2, Chain(10)).refine(given(raw))
+    DDRM(Watched(), Noise(), float(last) / 2, RestorationChain(10)).refine(given(raw))
     assert asked[-1] < 1e-3
     assert asked[-2] == pytest.approx(float((before**2 - last**2).sqrt()), rel=0.3)
-    DDRM(Watched(), Noise(), float(last) / 4, Chain(10)).refine(given(raw))
+    DDRM(Watched(), Noise(), float(last) / 4, RestorationChain(10)).refine(given(raw))
     assert asked[-1] > 0.5 * float(last)
 
 
@@ -91,7 +91,7 @@ def test_the_embedded_model_restores_glyphs_that_it_was_not_trained_on() -> None
 def test_progress_is_told_of_every_call() -> None:
     heard: list[tuple[int, int]] = []
     told = replace(given(torch.rand(70, 1, 8, 8)), progress=lambda done, total: heard.append((done, total)))
-    DDRM(Grey(), BlockMean(2), chain=Chain(3)).refine(told)
+    DDRM(Grey(), BlockMean(2), chain=RestorationChain(3)).refine(told)
     assert heard == [(i, 6) for i in range(1, 7)]
 
 

@@ -17,9 +17,8 @@ from fedglass.core.types import Film, Knowledge, Whitening
 from fedglass.diffusion.autoencoders import Autoencoder
 from fedglass.diffusion.denoiser import Denoiser
 from fedglass.diffusion.folder import AUTOENCODER, load_folder, save_folder, save_network
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
 from fedglass.diffusion.stored import Stored, stored
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
-from fedglass.diffusion.unet import UNet
 
 RAW = torch.rand(2, 1, 8, 8, generator=stream(0, "raw"))
 LABELS = torch.tensor([2, 0])

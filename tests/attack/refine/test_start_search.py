@@ -13,8 +13,8 @@ from fedglass.attack.refine import masked_diffusion as start_search
 from fedglass.attack.refine.masked_diffusion import Flattening, OracleEpoch, SampleFit, StartSearch, sample_fit
 from fedglass.core.rng import stream
 from fedglass.diffusion.autoencoders import Autoencoder
-from fedglass.diffusion.denoiser import Denoiser, Guided, Prediction, Schedule, spaced
-from fedglass.diffusion.transformer import MaskedDiffusionTransformer
+from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule, spaced, with_guidance
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 
 SCHEDULE = Schedule(steps=40, last=0.2)
 LABELS = torch.tensor([0, 1, 1])
@@ -36,7 +36,7 @@ def denoiser(side: int, prediction: Prediction = Prediction.V) -> Denoiser:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draws))
-    return Denoiser(Guided(net.double(), 2, 4.0), SCHEDULE, prediction, clamp=False)
+    return Denoiser(with_guidance(net.double(), 2, 4.0), SCHEDULE, prediction, clamp=False)
 
 
 def drawn(name: str, side: int) -> Tensor:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

@@ -14,6 +14,7 @@ from tests.integration.flower.conftest import EXAMPLES, Federation, Net, example
 from torch.nn import functional as F
 
 from fedglass.audit.recorded import Recorded
+from fedglass.audit.target import ready_target
 from fedglass.checks.replay import replay
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
@@ -77,7 +78,7 @@ def test_messages_of_the_last_layer_alone_are_explained_and_attacked(tmp_path: P
     told = read_bundle(tmp_path / "bundle").facts_of("client-0", 1)
     sources = compile_plan(parse_plan(PLAN), tmp_path).sources
     assert all(isinstance(source, Recorded) for source in sources)
-    targets = [target.target() for source in sources for target in source.targets(lambda done, total: None)]
+    targets = [ready_target(target) for source in sources for target in source.targets(lambda done, total: None)]
 
     assert told["untrained"] == {"read": [name for name, _ in Net().named_parameters() if name.startswith("body.")]}
     assert len(targets) == 5

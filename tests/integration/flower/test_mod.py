@@ -19,7 +19,7 @@ from fedglass.defend.filters import FlowerLocalDP
 from fedglass.federation.truth import Truths
 from fedglass.recorders.flower import recorded, recording_mod
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.join import join
 from fedglass.recordings.reader import read_bundle
 

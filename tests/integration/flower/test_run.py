@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.join import join
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle

@@ -19,7 +19,7 @@ from fedglass.core.rng import stream
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP
 from fedglass.fl.release import Outgoing
 from fedglass.recorders.flower import recorded, recording_mod
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

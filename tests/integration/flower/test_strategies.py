@@ -19,7 +19,7 @@ from fedglass.core.errors import UsageError
 from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
 from fedglass.recordings.epsilons import recorded_epsilons
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

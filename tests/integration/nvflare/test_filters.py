@@ -23,7 +23,7 @@ from torch import nn
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingBegins, TrainingEnds, defences_of
-from fedglass.recordings.format import EXTRA_ARRAYS, preferred
+from fedglass.recordings.facts import EXTRA_ARRAYS, preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

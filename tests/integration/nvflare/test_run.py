@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.integration.nvflare.job.network import examples
 
 from fedglass.federation.truth import Truths
-from fedglass.recordings.format import preferred
+from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

@@ -20,7 +20,7 @@ from fedglass.defend.filters import PercentilePrivacy, SVTPrivacy
 from fedglass.fl.release import Outgoing
 from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingEnds, defences_of
 from fedglass.recordings.epsilons import recorded_epsilons
-from fedglass.recordings.format import EXTRA_ARRAYS, preferred
+from fedglass.recordings.facts import EXTRA_ARRAYS, preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from fedglass.core.types import Training
-from fedglass.execution.client_training import client_trainer
-from fedglass.execution.executor import Callbacks, FailedJob, PooledExecutor
+from fedglass.execution.executor import Callbacks, FailedJob, PooledExecutor, client_trainer
 from fedglass.execution.ray import OnRay
 
 from .conftest import titles

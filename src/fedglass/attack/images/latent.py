@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,14 +22,15 @@ from fedglass.attack.images.pixels import whitened_bounds
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
+from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation, Unknown
 from fedglass.diffusion.autoencoders import LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.folder import (
     CONFIG,
+    TRAIN,
     WEIGHTS,
     Shape,
-    Wanted,
     check_unchanged,
     digest_of_files,
     load_autoencoder,
@@ -46,7 +47,6 @@ ENOUGH_IMAGES = 500
 """Number of images to learn from; fewer are augmented up to it."""
 MOST_PIXELS = 2**25
 """Number of pixels of all images together up to which they are augmented."""
-AUTOENCODER = Wanted("autoencoder", "train one with `fedglass train autoencoder DATA -o DIR`")
 SLOPE = 0.1
 """Slope of the leaky ReLU for negative inputs."""
 FULL_WIDTH_SIDE = 32
@@ -59,8 +59,9 @@ class GeneratorWeights:
 
     After the release: a code for each image becomes 4 x 4, and blocks of two 3 x 3 convolutions with batch
     normalisation and leaky ReLU follow, doubling the side in between; a 1 x 1 convolution and a sigmoid give pixels
-    inside the bounds. Other sides are reached by resizing, as the coarse-to-fine paper does. The
-    release's spectral normalisation is left out: batch normalisation undoes a convolution's scale.
+    inside the bounds. Other sides are reached by resizing, or with `crop` by a crop of the centre: the coarse-to-fine
+    paper compares both. The release's spectral normalisation is left out: batch normalisation undoes a convolution's
+    scale.
     """
 
     evaluations: ClassVar[float] = 2.0
@@ -68,6 +69,8 @@ class GeneratorWeights:
 
     width: int = 256
     code: int = 128
+    crop: bool = field(default=False, metadata=LATER)
+    """Whether other sides are reached by a crop of the centre."""
 
     def __post_init__(self) -> None:
         for name in ("width", "code"):
@@ -84,13 +87,19 @@ class GeneratorWeights:
         starts = [t.to(kind) for t in self.weights(knows.shape, generator)]
 
         def decode(tensors: Sequence[Tensor]) -> Tensor:
-            shares = F.interpolate(generate(code, tensors), knows.shape[1:], mode="bilinear", antialias=True)
+            shares = self._resized(generate(code, tensors), knows.shape[1:])
             pixels = knows.low + (knows.high - knows.low) * shares
             return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
 
         low, high = whitened_bounds(observation)
         # There are enough weights for every pixel: only the sigmoid at the end limits the pictures.
         return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
+
+    def _resized(self, pictures: Tensor, size: tuple[int, int]) -> Tensor:
+        if not self.crop:
+            return F.interpolate(pictures, size, mode="bilinear", antialias=True)
+        top, left = ((side - wanted) // 2 for side, wanted in zip(pictures.shape[-2:], size, strict=True))
+        return pictures[..., top : top + size[0], left : left + size[1]]
 
     def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
         """Draw the start: Kaiming normal for convolutions, one and zero for normalisations.
@@ -161,7 +170,7 @@ class StoredDecoder:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
                 f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are "
-                f"{expected}: {AUTOENCODER.train}."
+                f"{expected}: {TRAIN['autoencoder']}."
             )
         return network.latent_shape
 
@@ -227,14 +236,14 @@ def located_decoder(name: str, folder: Path) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(name: str) -> tuple[LatentSpace, str]:
-    where, trained_on = network_folder(Path(name), AUTOENCODER), Path(name) / TRAINED_ON
+    where, trained_on = network_folder(Path(name), "autoencoder"), Path(name) / TRAINED_ON
     if not trained_on.is_file():
         raise UsageError(
             f"The folder {name!r} does not say what its network was trained on ({TRAINED_ON} is missing). The report "
-            f"must name it: {AUTOENCODER.train}."
+            f"must name it: {TRAIN['autoencoder']}."
         )
     digest = digest_of_files([where / CONFIG, where / WEIGHTS, trained_on])
-    return load_autoencoder(Path(name), AUTOENCODER), digest
+    return load_autoencoder(Path(name), "autoencoder"), digest
 
 
 @functools.lru_cache(maxsize=4)

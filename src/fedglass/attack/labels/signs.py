@@ -20,7 +20,7 @@ from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.registry import register
 from fedglass.core.rng import stream
-from fedglass.core.text import IDLG, TAKEN_AS_DISTINCT
+from fedglass.core.text import IDLG, Note
 from fedglass.core.types import Observation
 
 COUNTING_LABELS = "last_layer"
@@ -55,7 +55,7 @@ def labels_in_order(order: Tensor, observation: Observation, generator: torch.Ge
         return fixed_labels(distinct)
     counts = believable_counts(observation, generator)
     if counts is None:
-        return replace(fixed_labels(distinct), notes=(TAKEN_AS_DISTINCT,))
+        return replace(fixed_labels(distinct), notes=(Note.TAKEN_AS_DISTINCT,))
     repeated = torch.repeat_interleave(order, counts.to(order.device)[order])
     return fixed_labels(distinct if int(counts.max()) < 2 else repeated)
 

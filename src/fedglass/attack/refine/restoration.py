@@ -13,7 +13,7 @@ from fedglass.attack.parts import Refinement
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.core.types import Knowledge
-from fedglass.diffusion.ddrm import Bicubic, BlockMean, Chain, Degradation, Enlarged, Noise, Spectrum
+from fedglass.diffusion.ddrm import Bicubic, BlockMean, Degradation, Enlarged, Noise, RestorationChain, Spectrum
 from fedglass.diffusion.folder import check_shape
 from fedglass.diffusion.stored import Model, stored
 
@@ -36,7 +36,7 @@ class DDRM:
     model: Model
     degradation: Degradation
     sigma: float = 0.03
-    chain: Chain = field(default_factory=Chain)
+    chain: RestorationChain = field(default_factory=RestorationChain)
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < math.inf:
@@ -82,7 +82,7 @@ def ddrm(
     eta_b: float = 1.0,
 ) -> DDRM:
     """Return super-resolution of the raw picture's means of factor x factor pixels."""
-    return DDRM(stored(model), BlockMean(factor), sigma, Chain(steps, eta, eta_b))
+    return DDRM(stored(model), BlockMean(factor), sigma, RestorationChain(steps, eta, eta_b))
 
 
 @register("refinements", "ddrm_bicubic", summary="the same below a bicubic reduction", paper=PAPER)
@@ -90,7 +90,7 @@ def ddrm_bicubic(
     model: str = "glyphs", factor: int = 2, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """Return super-resolution of the raw picture's bicubic reduction."""
-    return DDRM(stored(model), Bicubic(factor), sigma, Chain(steps, eta, eta_b))
+    return DDRM(stored(model), Bicubic(factor), sigma, RestorationChain(steps, eta, eta_b))
 
 
 @register(
@@ -103,7 +103,7 @@ def ddrm_enlarged(
     model: str = "glyphs", factor: int = 4, sigma: float = 0.03, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """Return super-resolution of the small picture that the attack has enlarged by bicubic interpolation."""
-    return DDRM(stored(model), Enlarged(factor), sigma, Chain(steps, eta, eta_b))
+    return DDRM(stored(model), Enlarged(factor), sigma, RestorationChain(steps, eta, eta_b))
 
 
 @register("refinements", "ddrm_denoise", summary="a diffusion model takes noise out of the picture", paper=PAPER)
@@ -111,7 +111,7 @@ def ddrm_denoise(
     model: str = "glyphs", sigma: float = 0.1, steps: int = 40, eta: float = 0.85, eta_b: float = 1.0
 ) -> DDRM:
     """Return denoising: all pixels count as known, up to noise."""
-    return DDRM(stored(model), Noise(), sigma, Chain(steps, eta, eta_b))
+    return DDRM(stored(model), Noise(), sigma, RestorationChain(steps, eta, eta_b))
 
 
 @register("refinements", "median", summary="each pixel replaced by the median of its neighbourhood")

@@ -7,7 +7,7 @@ updates of millions of coordinates that robust rules compute.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,7 +50,9 @@ class Aggregated:
 class Aggregator(Protocol):
     """A rule that combines the clients' updates into the server's step.
 
-    Running statistics of normalisation layers are at the end of each row, as they are in real federations.
+    Running statistics of normalisation layers are at the end of each row, as they are in real federations. A rule may
+    also have `check(clients, reference)`, which refuses, before a federation starts, rounds of so many clients, or a
+    server without examples of its own.
     """
 
     def init(self, weights: Tensor) -> State:
@@ -59,15 +61,6 @@ class Aggregator(Protocol):
 
     def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
         """Combine the updates of one round.  # (n, d) -> (d,)"""
-        ...
-
-
-@runtime_checkable
-class Limited(Protocol):
-    """A rule that can refuse a federation before it starts."""
-
-    def check(self, clients: int, reference: bool) -> None:
-        """Refuse rounds of so many clients, or a server without examples of its own."""
         ...
 
 

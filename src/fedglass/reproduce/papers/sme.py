@@ -10,6 +10,7 @@ from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
 from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
+from fedglass.reproduce.probes.segment import SegmentBounds
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
@@ -18,7 +19,8 @@ OTHER_NETWORKS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resne
 VIT_RATE = 0.1
 METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
 EXTRA_METHODS = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
-WARM_UP = Training(LR, epochs=10, batch_size=50)
+WARM_UP, SENT = Training(LR, epochs=10, batch_size=50), 0.1
+"""The training before a later round, and the share of the clients that send their weights back (Appendix D)."""
 
 
 def images(row: Row, method: str, request: Request) -> Experiment:
@@ -36,6 +38,11 @@ def geometry(row: Row, method: str, request: Request) -> Experiment:
     return Experiment(_setup(row.setting), Geometry())
 
 
+def bounds(row: Row, method: str, request: Request) -> Experiment:
+    """Compute both theorems' bounds along the training (Theorems 4.3 and 4.5)."""
+    return Experiment(_setup(row.setting), SegmentBounds())
+
+
 def _setup(setting: Setting) -> Setup:
     data, network = KIND_OF[setting["dataset"]], setting.get("network")
     lr = LENET_LR if network == "LeNet" else LR
@@ -46,13 +53,14 @@ def _setup(setting: Setting) -> Setup:
         Training(lr, setting["epochs"], setting["batch"]),
         setting["examples"],
         # R = 1 is the untrained network, R = 5 the one saved at the end of round 5.
-        warm_up=None if trained == 1 else WarmUp(trained, WARM_UP),
+        warm_up=None if trained == 1 else WarmUp(trained, WARM_UP, share=SENT),
     )
 
 
 PAPER = Paper(
     tables={
         **{f"sme-table{number}": Recreation(geometry) for number in (1, 4, 5)},
+        **{f"sme-theorem{number}": Recreation(bounds) for number in (43, 45)},
         **{
             f"sme-{name}": Recreation(images, EXTRA_METHODS)
             for name in ("table2", "table3", "table6", "table7", "figure6")

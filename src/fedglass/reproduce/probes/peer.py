@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,17 +17,24 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
+from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import IMAGINED, scored_guesses
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.federation.client import Client
+from fedglass.federation.federation import Federation, observe
+from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth
+from fedglass.federation.views import Knows
+from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching, label_errors
 from fedglass.reproduce.cost import SECOND_ORDER, Workload, attack_seconds
-from fedglass.reproduce.messages import ACCURACY
+from fedglass.reproduce.messages import ACCURACY, PATIENCE, readable
 from fedglass.reproduce.probes.probe import MatchedImages, attack_fields, match_images, means
 
 METRICS = ("lpips", "psnr", "ssim")
@@ -295,6 +303,59 @@ class PeerRmse:
     def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)
         return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
+
+
+@dataclass(frozen=True)
+class ValidatedRmse:
+    """`PeerRmse` of the reader that is best in a round which the adversary plays by itself.
+
+    That round starts from the same model. The adversary's own images and public ones take the place of the clients',
+    so that it knows the truth of it; all clients are honest.
+    """
+
+    accelerated: ClassVar[bool] = True
+    attack: ClassVar[None] = None
+
+    readers: tuple[tuple[float, AnyAttack], ...]
+    """Readers by the rate of their solver."""
+    iterations: int
+    rule: Aggregator
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        errors, parts = dict[float, float](), len(self.readers) + 1
+        observation, truth = self._rehearsed(target, seed)
+        for i, (rate, reader) in enumerate(self.readers):
+            images = reader.run(observation, seed, progress_part(progress, i, parts)).images
+            errors[rate] = joint_rmse(match_images(images, truth).score(("rmse",)).values["rmse"])
+        best = min(errors, key=lambda rate: errors[rate])
+        probe = PeerRmse(dict(self.readers)[best], self.iterations)
+        result = probe.measure(target, seed, progress_part(progress, parts - 1, parts))
+        extra = result.record["extra"]
+        measures = {**extra["measures"], "rate": best, "rmse_rehearsed": errors[best]}
+        return replace(result, record={**result.record, "extra": {**extra, "measures": measures}})
+
+    def _rehearsed(self, target: Target, seed: int) -> tuple[Observation, Truth]:
+        """Return a round of as many clients as the attacked one had, with images that the adversary knows."""
+        observation, knows, public = target.observation, target.observation.knows, target.public
+        if observation.own is None or knows.training is None or public is None or public.examples is None:
+            raise UsageError("A rate is validated by a participant that knows the training and has public images.")
+        own, pool = observation.own, public.examples
+        size, count = len(own.labels), len(target.participants)
+        rows = torch.randperm(len(pool.labels), generator=stream(seed, "validation"))[: size * (count - 1)]
+        clients = [
+            Client("the adversary", own.images.cpu(), own.labels.cpu()),
+            *(Client(f"client {i}", pool.images[r], pool.labels[r]) for i, r in enumerate(torch.split(rows, size))),
+        ]
+        model = copy.deepcopy(observation.model).cpu()
+        model.load_state_dict({n: t.cpu() for n, t in {**observation.before, **observation.buffers}.items()}, False)
+        federation = Federation(
+            model, clients, knows.training, knows.classes, knows.whitening, aggregator=self.rule, seed=seed
+        )
+        index = next((i for i, r in enumerate(federation.play(PATIENCE)) if readable(federation, r)), 0)
+        return observe(federation, PeerView(0, index), Knows(labels=True))
+
+    def seconds(self, load: Workload) -> float:
+        return (len(self.readers) + 1) * PeerRmse(self.readers[0][1], self.iterations).seconds(load)
 
 
 def joint_rmse(values: Sequence[float]) -> float:

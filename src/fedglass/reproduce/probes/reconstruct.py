@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -18,7 +19,7 @@ from fedglass.audit.cases import ProbeResult
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
-from fedglass.core.rng import stream
+from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Observation, Reconstruction
 from fedglass.metrics.catalogue import share_above
@@ -144,6 +145,29 @@ class Invert:
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
+
+
+@dataclass(frozen=True)
+class Retried:
+    """Mean PSNR of one message in several runs of an attack: the best, the median and the mean of them."""
+
+    accelerated: ClassVar[bool] = True
+
+    attack: Attack
+    retries: int
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        runs, probe = list[ProbeResult](), Invert(self.attack)
+        for i in range(self.retries):
+            runs.append(probe.measure(target, derive(seed, "retry", i), progress_part(progress, i, self.retries)))
+        values = [run.record["extra"]["measures"]["psnr"] for run in runs]
+        best = runs[values.index(max(values))]
+        measures = {"best": max(values), "median": statistics.median(values), "average": statistics.fmean(values)}
+        extra = {**best.record["extra"], "measures": {**best.record["extra"]["measures"], **measures}}
+        return replace(best, record={**best.record, "extra": extra})
+
+    def seconds(self, load: Workload) -> float:
+        return self.retries * attack_seconds(self.attack, load)
 
 
 @dataclass(frozen=True)

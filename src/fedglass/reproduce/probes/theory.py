@@ -243,7 +243,7 @@ class Theorem1:
         bounds = [
             bound_terms(sizes, r.index, steep, objective_gap(start, r.objective), base, longest) for r in attacked
         ]
-        blind = best_guess(observation, truth, truth.private.labels, ("rmse",), None).values["rmse"]
+        blind = best_guess(observation, truth, truth.private.labels, ("rmse",), None)[0]["rmse"]
         guess = math.sqrt(sum(value**2 for value in blind) / len(blind))
         rate = smoothness([r.before for r in attacked], [r.gradient for r in attacked])
         return _finding(attacked, bounds, truth, guess, {"steepness": steep, "smoothness": rate * training.lr})

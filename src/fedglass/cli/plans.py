@@ -1,0 +1,289 @@
+"""`fedglass init` writes a plan, `check` validates it; `schema` prints its keys, `list` the names that it can use."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedglass.cli.options import (
+    PATH,
+    Output,
+    announce,
+    announce_named,
+    code_option,
+    importable,
+    model_option,
+    output_options,
+    plain,
+    public_option,
+)
+from fedglass.core.errors import UsageError
+from fedglass.core.registry import KINDS, Entry, entries, listed_name
+from fedglass.core.scale import scale_of
+
+if TYPE_CHECKING:
+    from fedglass.audit.target import Section
+    from fedglass.plan.options import Code
+
+PLAN, DEMO, PEER_DEMO = (
+    (Path(__file__).with_name("templates") / f"{name}.toml").read_text(encoding="utf-8")
+    for name in ("plan", "demo", "peer_demo")
+)
+"""The commented plan of `fedglass init`, and the two plans of `fedglass demo`."""
+
+
+@click.command(short_help="Write a commented plan.")
+@click.argument("path", type=PATH, default="plan.toml")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--from", "bundle", type=PATH, help="Folder of a recorded federation that the plan audits.")
+@model_option
+@public_option
+@code_option
+@output_options
+@click.pass_context
+def init(
+    ctx: click.Context,
+    path: Path,
+    force: bool,
+    bundle: Path | None,
+    model: str | None,
+    public: str | None,
+    folders: tuple[Path, ...],
+    output: Output,
+) -> None:
+    """Write a commented plan to PATH (plan.toml by default). It can be audited without changes.
+
+    With --from the plan audits a recorded federation with the attacks that are possible there. It lists missing facts.
+
+    \b
+    Examples:
+      fedglass init plan.toml && fedglass check plan.toml && fedglass audit plan.toml -o out
+      fedglass init plan.toml --from recorded/
+    """
+    if bundle is None:
+        if model is not None or public is not None or folders:
+            raise UsageError("--model, --public and --code belong to a recorded federation: add --from.")
+        text = PLAN
+    else:
+        ctx.with_resource(importable(folders))
+        text = _from_bundle(bundle, path, model, public, output)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} already exists: choose another name, or --force to overwrite it.") from error
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
+    output.say(f"Wrote {path}. Next: fedglass check {path}")
+    output.answer({"path": str(path)})
+
+
+def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None, output: Output) -> str:
+    """Return the plan of a bundle, with the bundle's path relative to the plan."""
+    from fedglass.plan.draft import draft
+
+    announce_named(model, public, output)
+    path = os.path.relpath(bundle.resolve(), plan.resolve().parent)
+    drafted = draft(bundle, path=path, model=model, public=public)
+    if drafted.problem:
+        output.note(f"The plan is not ready yet: {drafted.problem}")
+    return drafted.text
+
+
+@click.command(short_help="Validate a plan and print its threat model.")
+@click.argument("plan", type=PATH)
+@click.option("--no-code", is_flag=True, help="Run none of the plan's own code, and check everything else.")
+@code_option
+@output_options
+@click.pass_context
+def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ...], output: Output) -> None:
+    """Validate PLAN with its data and its model, and print who attacks what.
+
+    The command runs no attack and writes nothing. A plan that contains package.module:name runs that code. fedglass
+    prints the name before it imports the code, and looks for it only in installed packages and the folders of --code.
+    With --no-code it imports none of this code, and lists what it could not check.
+
+    \b
+    Examples:
+      fedglass check plan.toml
+      fedglass check plan.toml --code .
+      fedglass check unknown-plan.toml --no-code
+    """
+    if no_code and folders:
+        raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
+    ctx.with_resource(importable(folders))
+    from fedglass.audit.audit import threat_model
+    from fedglass.plan.compile import check_without_code, compile_plan
+    from fedglass.plan.options import code_of
+    from fedglass.plan.schema import read_plan
+
+    (parsed, text), folder = read_plan(plan), plan.resolve().parent
+    code = code_of(parsed)
+    unchecked = code if no_code else ()
+    if not no_code:
+        announce(parsed, output)
+    sections = check_without_code(parsed, folder) if unchecked else threat_model(compile_plan(parsed, folder, text))
+    if output.in_words:
+        _show_sections(sections, unchecked, plan)
+    output.answer(
+        {
+            "plan": str(plan),
+            "sound": True,
+            "complete": not unchecked,
+            "code": list(map(asdict, code)),
+            "not_checked": list(map(asdict, unchecked)),
+            "sections": [{"title": title, "lines": list(lines)} for title, lines in sections],
+        }
+    )
+
+
+def _show_sections(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for title, lines in sections:
+        console.print(Text(plain(title), style="bold"))
+        for line in lines:
+            console.print(Text(plain(f"  {line}")))
+    if not unchecked:
+        console.print(Text(plain(f"{plan} is sound."), style="green"))
+        return
+    names = ", ".join(map(str, unchecked))
+    console.print(Text(plain(f"{plan} is sound, except for code that was not checked: {names}."), style="yellow"))
+
+
+@click.command(short_help="Print the JSON schema of a plan, for editors.")
+def schema() -> None:
+    """Print the JSON schema of plan files: every key, its type, range and meaning.
+
+    Editors with support for TOML schemas use it to complete and check a plan.
+
+    \b
+    Example:
+      fedglass schema > plan.schema.json
+    """
+    from fedglass.plan.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))
+
+
+OWN_CODE = {
+    "models": "a function of shape and classes, as far as it takes them, that returns a torch.nn.Module",
+    "datasets": (
+        "a function of split, size and path (written as package.module:name:PATH), as far as it takes them, that "
+        "returns a fedglass.data.dataset.Dataset"
+    ),
+    "metrics": "a fedglass.Metric",
+}
+"""Kind -> what `package.module:name` must be; for other kinds a function or a class that makes the part."""
+NAMED = tuple(name for name, kind in KINDS.items() if kind.in_plans)
+CONFIGURED = ("attacks", "defences", "rules", "behaviours", "refinements")
+"""Kinds with options in a plan; fedglass itself gives the other kinds all that they need."""
+
+
+Listed = dict[str, str]
+"""One name with its summary, and further facts by heading, as `--json` prints them."""
+
+
+def _listed(name: str, summary: str, **facts: str) -> Listed:
+    return {"name": name, "summary": summary, **{heading: text for heading, text in facts.items() if text}}
+
+
+def registered(kind: str) -> list[Listed]:
+    """Return the parts of a kind, built in or from installed packages, and how to name your own."""
+    needed = OWN_CODE.get(kind, f"a function or a class that makes the {KINDS[kind].noun}")
+    return [*map(_registered, entries(kind)), _listed("package.module:name", f"your own: {needed}")]
+
+
+def _registered(entry: Entry) -> Listed:
+    problem, facts = entry.problem, dict[str, str]()
+    try:
+        facts = {} if problem else _facts(entry)
+    except UsageError as error:
+        problem = str(error)
+    facts |= {"paper": entry.paper, "from": entry.origin, "not_usable": problem}
+    return _listed(entry.name if problem else listed_name(entry), entry.summary, **facts)
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    from fedglass.plan.options import defaults_in_words
+
+    if entry.kind == "metrics":
+        scale = scale_of(entry.name)
+        return {"unit": scale.unit, "reading": f"{'higher' if scale.higher_leaks else 'lower'} leaks more"}
+    return {"options": defaults_in_words(entry.value)} if entry.kind in CONFIGURED else {}
+
+
+def parts() -> list[Listed]:
+    from fedglass.attack.defaults import inventory
+
+    return [_listed(p.name, f"{p.kind}: {p.summary}", cites=p.paper, module=p.value.__module__) for p in inventory()]
+
+
+PARTITIONS = [
+    _listed("iid", "shuffled and split evenly"),
+    _listed("dirichlet", "each class in Dirichlet(alpha) shares; small alpha: few clients hold most of it"),
+    _listed("writers", "one writer per client, for datasets that name them"),
+]
+VIEWS = [
+    _listed("server", "a curious server that sees the update of each client"),
+    _listed("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
+    _listed("peer", "a curious client that sees the global model before and after a round; it knows its own update"),
+]
+UNREGISTERED: dict[str, Callable[[], list[Listed]]] = {
+    "partitions": lambda: PARTITIONS,
+    "views": lambda: VIEWS,
+    "parts": parts,
+}
+
+
+@click.command(name="list", short_help="List attacks, models, datasets and other names for a plan.")
+@click.argument("kind", type=click.Choice([*NAMED, *UNREGISTERED]), required=False)
+@output_options
+def list_known(kind: str | None, output: Output) -> None:
+    """List the names that a plan can use, with a summary and the source of each; without KIND, all of them.
+
+    `parts` are the building blocks of attacks, for your own recipes in Python. With -q only the names are printed.
+
+    \b
+    Examples:
+      fedglass list attacks
+      fedglass list models
+      fedglass list defences -q
+    """
+    chosen = [kind] if kind else [*NAMED, *UNREGISTERED]
+    by_kind = {name: UNREGISTERED[name]() if name in UNREGISTERED else registered(name) for name in chosen}
+    if output.as_json:
+        output.answer(by_kind)
+        return
+    for number, (name, listed) in enumerate(by_kind.items()):
+        if output.quiet:
+            for entry in listed:
+                click.echo(plain(entry["name"]))
+            continue
+        if not kind:
+            click.echo(("\n" if number else "") + name.upper())
+        _show_listed(listed)
+
+
+def _show_listed(listed: Sequence[Listed]) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    # An entry of a few lines instead of a row: citations in a narrow column cannot be read.
+    console = Console(highlight=False, soft_wrap=False)
+    for entry in listed:
+        _, _, *facts = entry.items()
+        console.print(Text(plain(entry["name"]), style="bold"))
+        console.print(Padding(Text(plain(entry["summary"])), (0, 0, 0, 4)))
+        for heading, text in facts:
+            line = f"{heading.replace('_', ' ')}: {plain(text)}"
+            console.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))
