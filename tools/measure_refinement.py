@@ -1,26 +1,30 @@
-"""What DDRM adds to pictures that were read at low resolution.
+"""What DDRM, or a GAN, adds to pictures that were read at low resolution.
 
     python tools/measure_refinement.py DATA MODEL [FACTOR [IMAGES]]
 
 The truth is reduced by the factor, with noise as an attack leaves it; raw is that picture enlarged, by repetition and
 by bicubic interpolation, and the better of the two by LPIPS is what a refinement is compared with. Beside it stand its
 controls: the refinement of the next image, and that of an untrained network. Images are of the test split; glyphs are
-those of the embedded set, which no training of the embedded model has seen.
+those of the embedded set, which no training of the embedded model has seen. MODEL is a folder of `fedglass train
+diffusion` or of `fedglass train gan`, which is shown the bicubic enlargement.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Refinement
+from fedglass.attack.refine.gan import gan
 from fedglass.attack.refine.restoration import ddrm
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge
 from fedglass.data.catalogue import is_embedded, load
+from fedglass.diffusion.stored import TRAINED_ON
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching
 
@@ -43,10 +47,12 @@ def main(source: str, model: str, factor: int = 2, count: int = 100) -> None:
     }
     blocks = small.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
     knows = Knowledge(data.shape, data.classes, count, data.whitening)
-    part = ddrm(model, factor)
+    enhancer = (Path(model) / TRAINED_ON).is_file()  # a GAN's folder says what it was trained on
+    part = gan(model) if enhancer else ddrm(model, factor)
+    given = F.interpolate(small, data.shape[1:], mode="bicubic") if enhancer else blocks
     made = {
-        "refined": part.refine(Refinement(blocks, data.labels[order][:count], knows, stream(0, "refine"))),
-        "untrained": part.untrained().refine(Refinement(blocks, data.labels[:count], knows, stream(0, "refine"))),
+        "refined": part.refine(Refinement(given, data.labels[order][:count], knows, stream(0, "refine"))),
+        "untrained": part.untrained().refine(Refinement(given, data.labels[:count], knows, stream(0, "refine"))),
     }
     shown = raws | made | {"another's": made["refined"].roll(1, 0)}
     figures = {name: _figures(images, truth, crowd) for name, images in shown.items()}

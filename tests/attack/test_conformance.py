@@ -23,6 +23,7 @@ import fedglass.attack
 from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
+from fedglass.attack.forward.global_model import GlobalModel
 from fedglass.attack.forward.gradients import (
     AlongSegment,
     BesideStatistics,
@@ -40,6 +41,7 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
+from fedglass.attack.images.codes import GanCodes
 from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.pixels import (
     BoundedEpochPixels,
@@ -65,6 +67,7 @@ from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.participant import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
 from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, no_progress
+from fedglass.attack.refine.gan import GanEnhancement
 from fedglass.attack.refine.masked_diffusion import (
     Flattening,
     MaskedDiffusion,
@@ -73,7 +76,7 @@ from fedglass.attack.refine.masked_diffusion import (
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
 from fedglass.attack.search import SearchByOwnImages
-from fedglass.attack.solvers.adam import LBFGS, Adam, LookaheadAdam, QuantisedAdam, SignedAdam
+from fedglass.attack.solvers.adam import LBFGS, Adam, LookaheadAdam, Momentum, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.schedules import (
     Constant,
     CosineDecay,
@@ -84,6 +87,7 @@ from fedglass.attack.solvers.schedules import (
     StepDecay,
 )
 from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
+from fedglass.attack.terms.inversion import BatchDependence, ClassLoss, CriticScore
 from fedglass.attack.terms.layers import (
     GaussianKernel,
     GrowingCosine,
@@ -115,6 +119,7 @@ from fedglass.core.types import Candidate, Knowledge, Observation, Training, Unk
 from fedglass.diffusion.autoencoders import ThreeLayers
 from fedglass.diffusion.ddrm import Bicubic, BlockMean, Enlarged, Noise, RestorationChain
 from fedglass.diffusion.denoiser import Denoiser
+from fedglass.diffusion.gan import CodeGan, Enhancer
 from fedglass.diffusion.networks import MaskedDiffusionTransformer
 from fedglass.federation.views import Knows
 from fedglass.models.init import PyTorchDefault
@@ -165,7 +170,38 @@ class UntrainedDecoder:
         return network
 
 
-DIFFUSION = (FlatModel, FlatClassModel, UntrainedDecoder, RestorationChain, BlockMean, Bicubic, Enlarged, Noise)
+@dataclasses.dataclass(frozen=True)
+class UntrainedGan:
+    """One that has learned nothing, and is the same every time."""
+
+    words: str = "nothing"
+
+    def code_gan(self, shape: tuple[int, int, int]) -> CodeGan:
+        return self._drawn(CodeGan(shape, code=3, width=4))
+
+    def enhancer(self, shape: tuple[int, int, int]) -> Enhancer:
+        return self._drawn(Enhancer(shape, factor=2, width=4))
+
+    def _drawn(self, network: Any) -> Any:
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=stream(3, "gan", name)))
+            for buffer in network.buffers():
+                buffer.copy_(torch.ones_like(buffer) / buffer.numel() ** 0.5)
+        return network.eval().requires_grad_(False)
+
+
+DIFFUSION = (
+    FlatModel,
+    FlatClassModel,
+    UntrainedDecoder,
+    UntrainedGan,
+    RestorationChain,
+    BlockMean,
+    Bicubic,
+    Enlarged,
+    Noise,
+)
 """What a refinement by a diffusion model is made of, and a decoder."""
 LABELS = [
     SignRule(),
@@ -189,6 +225,7 @@ EPOCHS = [EpochPixels(), BoundedEpochPixels(), OrderedEpochPixels()]
 LOW = [LowResolution(2), BoundedLowResolution(2), FixOwnImages(LowResolution(4))]
 DECODERS = [OwnDecoder(), OwnDecoder(5, latent=2, width=4, seed=1), StoredDecoder("codes", "1f", "2 images of x")]
 IMAGES = [Pixels(), FreePixels(), *EPOCHS, *LOW, GeneratorWeights(width=4, code=3), Latent(UntrainedDecoder())]
+IMAGES += [GanCodes(UntrainedGan())]
 COMBINATIONS = [SupposedMean(), SupposedMedian(), SupposedTrimmedMean(0), SoftMedian(), OneClient()]
 FORWARDS = [
     OneGradient(),
@@ -237,7 +274,11 @@ PRIORS = [
     SquaredEpochPrior(Max()),
     AbsoluteEpochPrior(ConvMean(channels=4, seed=2)),
     SquaredEpochPrior(ConvMax(channels=4)),
+    BatchDependence(),
+    BatchDependence(width=0.5),
 ]
+INVERSION = [GlobalModel(), ClassLoss(), CriticScore(UntrainedGan())]
+"""Parts of model inversion, which reads the model and not the message: tests/recipes/test_fedinverse.py."""
 COMPOSED = [
     Sum((Cosine(), TotalVariation())),
     Scaled(0.5, Cosine()),
@@ -261,6 +302,8 @@ SOLVERS = [
     LookaheadAdam(0.1, 3, CosineDecay(), Lowest(), (0.8, 0.9), 1e-6, 0.5),
     LBFGS(iterations=2),
     LBFGS(rate=0.5, iterations=2, inner=3, history=4),
+    Momentum(iterations=3),
+    Momentum(0.1, 3, 0.0),
 ]
 SUMMARIES = [Mean(), Max(), ConvMean(channels=4), ConvMax(channels=4, seed=1)]
 MERGES = [MatchAndAverage(), FirstEpoch()]
@@ -271,6 +314,7 @@ REFINEMENTS = [
     DDRM(FlatModel(), Bicubic(4), 0.0, RestorationChain(2, eta=0.5, eta_b=0.9)),
     DDRM(FlatModel(), Enlarged(2)),
     DDRM(FlatModel(), Noise(), 0.2),
+    GanEnhancement(UntrainedGan()),
     MaskedDiffusion(FlatClassModel(), StartSearch(2, 0.01, Flattening(over=1)), steps=2),
     MaskedDiffusion(FlatClassModel(), StartSearch(1, 0.1, OracleEpoch(1)), steps=3, guidance=1.0),
 ]
@@ -311,6 +355,7 @@ PARTS: list[Any] = [
     *DISTANCES,
     *PRIORS,
     *COMPOSED,
+    *INVERSION,
     *SCHEDULES,
     *KEEPS,
     *SOLVERS,

@@ -79,11 +79,14 @@ PROBLEMS: Mapping[str, tuple[Training, list[int], dict[str, Any]]] = {
     "invg_scaled": (FEDSGD, [3], {"iterations": 150}),
     "curious_client": (WHOLE, [0, 2], {"iterations": 100}),
     "curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
+    "rog": (WHOLE, [0, 2], {"iterations": 150, "factor": 2}),
     "maliciously_curious_client": (WHOLE, [0, 2], {"iterations": 100, "tv": 0.0}),
     "maliciously_curious_client_published": (WHOLE, [0, 2], {"iterations": 100, "rate": 0.1}),
     "curious_client_search": (WHOLE, [0, 2], {"iterations": 100, "factor": 2}),
 }
 """The toy problem of each recipe: how the client trains, its labels, and the recipe's options."""
+REPRESENTATIVES = {"fedinverse"}
+"""They find images that the model takes for a class, whatever the client's are: tests/recipes/test_fedinverse.py."""
 
 
 def bold(toy: Any, n: int, name: str = "bold") -> Tensor:
@@ -113,10 +116,10 @@ def blind(truth: Tensor) -> float:
 
 
 def test_every_recipe_has_a_toy_problem() -> None:
-    assert set(PROBLEMS) == set(RECIPES)
+    assert set(PROBLEMS) == set(RECIPES) - REPRESENTATIVES
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_a_recipe_beats_a_blind_guess(toy: Any, name: str, equipped: Equip) -> None:
     training, labels, options = PROBLEMS[name]
     seen, truth = observe(problem(toy, training, labels), ServerView(), Knows())

@@ -14,7 +14,7 @@ from fedglass.cli.options import plain
 from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
 from fedglass.cli.reproduce import campaign, reproduce, results_page
-from fedglass.cli.train import train, train_autoencoder, train_diffusion
+from fedglass.cli.train import train, train_autoencoder, train_diffusion, train_gan
 from fedglass.core.errors import FedglassError, UsageError
 
 BAD_REQUEST, NOT_COMPLETED = 2, 3
@@ -78,7 +78,7 @@ def cli() -> None:
 
 
 audits = (demo, init, check, audit, record_info, join, report, list_known, schema)
-for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder):
+for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder, train_gan):
     cli.add_command(command)
 
 

@@ -259,7 +259,7 @@ def reproduce(
     count = clients or printed.default.get("clients", CLIENTS)
     planned = cells(printed, selected, used, count, data_sets, request, seed)
     check_networks(planned, seed)
-    absent = skipped_rows(printed, selected, request)
+    absent = skipped_rows(printed, selected, request, used)
     return _run(chosen_figure, printed, planned, absent, place, execution, dry_run, output)
 
 
@@ -329,6 +329,7 @@ results_option = click.option(
 @click.option("--hours", type=float, required=True, help="Time that the campaign may take.")
 @click.option("--only", multiple=True, metavar="TABLE", help="Tables to run; may be repeated.  [default: all]")
 @results_option
+@click.option("--weights", multiple=True, help="Trained networks as NAME=FILE; methods that lack theirs are left out.")
 @run_options
 def campaign(
     hours: float,
@@ -336,6 +337,7 @@ def campaign(
     results: Path,
     stand_ins: Path | None,
     data: tuple[str, ...],
+    weights: tuple[str, ...],
     seed: int,
     place: Path,
     execution: ExecutorOptions,
@@ -365,7 +367,7 @@ def campaign(
     stored = read_results(results)
     for problem in stored.problems:
         output.note(problem)
-    planned = plan_campaign(entries(only), stand_ins, data, seed)
+    planned = plan_campaign(entries(only), stand_ins, data, seed, named(weights))
     if dry_run:
         say_campaign(planned, stored, output)
         return

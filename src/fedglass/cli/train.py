@@ -1,4 +1,4 @@
-"""`fedglass train` trains networks to given test accuracies, diffusion models and autoencoders."""
+"""`fedglass train` trains networks to given test accuracies, diffusion models, autoencoders and GANs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
 
 
-def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def training(usual_minutes: int, usual_lr: float = 2e-3) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the common options of image models.
 
     It receives the loaded `images`, the `course` of the training, and the `place` of the model.
@@ -36,7 +36,7 @@ def training(usual_minutes: int) -> Callable[[Callable[..., None]], Callable[...
         )
         @click.option("--side", type=click.IntRange(4, 512), help="Resize images to this side.  [default: their own]")
         @click.option("--split", type=click.Choice(["train", "test"]), default="train", show_default=True)
-        @click.option("--lr", type=float, default=2e-3, show_default=True)
+        @click.option("--lr", type=float, default=usual_lr, show_default=True)
         @click.option("--batch", "batch_size", type=click.IntRange(1, 4096), default=32, show_default=True)
         @click.option("--mirror", is_flag=True, help="Mirror images at random.")
         @click.option("--seed", type=int, default=0, show_default=True)
@@ -108,6 +108,46 @@ def train_autoencoder(images: Dataset, course: TrainingOptions, place: Path, out
     )
     paths = {"model": str(place), "samples": str(place / PICTURE)}
     output.answer({**_figures(state, images), "code": list(code), "rmse": error, "paths": paths})
+
+
+@click.command("train gan", short_help="Train a GAN that sharpens reconstructed images, or draws images from codes.")
+@click.option(
+    "--kind",
+    default="enhancer",
+    show_default=True,
+    help="enhancer: for the refinement gan; codes: for the attack fedinverse.",
+)
+@click.option(
+    "--factor", type=click.IntRange(1), default=4, show_default=True, help="Reduction that an enhancer makes good."
+)
+@training(usual_minutes=5, usual_lr=5e-4)
+@output_options
+def train_gan(images: Dataset, course: TrainingOptions, place: Path, kind: str, factor: int, output: Output) -> None:
+    """Train a GAN on DATA, a source as in a plan, such as glyphs, npz:PATH or folder:PATH.
+
+    An enhancer sharpens images that an attack found at low resolution: refine = {name = "gan", model = "DIR"}. One of
+    codes draws images, and model inversion searches its codes: [[attacks]] name = "fedinverse", generator = "DIR".
+    Train on images that an adversary could have: similar public images, never the private images of the audit. The
+    folder states the training data, and receives samples.png. If the training is stopped, the same command continues
+    it. More --minutes or --steps extend it.
+
+    \b
+    Examples:
+      fedglass train gan idx:mnist -o mnist_codes --kind codes --minutes 10
+      fedglass train gan npz:public.npz -o sharp --factor 4
+    """
+    from fedglass.cli.progress import TrainingScreen
+    from fedglass.train.image_models import PICTURE
+    from fedglass.train.image_models import train_gan as run
+
+    with TrainingScreen(digits=4, quiet=output.quiet) as screen:
+        state = run(images, kind, factor, course, place, screen.moved)
+    figures = _figures(state, images)
+    output.say(
+        f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
+        f"minutes) on {len(images)} images of {images.name}; samples in {place / PICTURE}"
+    )
+    output.answer({"kind": kind, **figures, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
 
 
 @click.command("train diffusion", short_help="Train a diffusion model that refines reconstructed images.")

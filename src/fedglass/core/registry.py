@@ -68,6 +68,7 @@ KINDS: Mapping[str, PartKind] = {
     "executors": PartKind("executor", "fedglass.execution", ("run",), in_plans=False),
     "denoisers": PartKind("denoiser", "fedglass.diffusion", ("forward", "options"), in_plans=False),
     "autoencoders": PartKind("autoencoder", "fedglass.diffusion", ("encode", "decode", "options"), in_plans=False),
+    "gans": PartKind("GAN", "fedglass.diffusion", ("draw", "options"), in_plans=False),
 }
 
 

@@ -82,3 +82,11 @@ CURIOUS_CLIENT = (
     "Wilson, Yue, Wong, Dai: Federated Learning Nodes Can Reconstruct Peers' Image Data, 2024, "
     "https://arxiv.org/abs/2410.04661"
 )
+ROG = (
+    "Yue, Jin, Wong, Baron, Dai: Gradient Obfuscation Gives a False Sense of Security in Federated Learning (ROG), "
+    "USENIX Security 2023, https://arxiv.org/abs/2206.04055"
+)
+FEDINVERSE = (
+    "Wu, Bai, Song, Chen, Zhou, Xiang, Sajjanhar: FedInverse: Evaluating Privacy Leakage in Federated Learning, ICLR "
+    "2024, https://github.com/Jun-B0518/FedInverse"
+)

@@ -95,6 +95,7 @@ Shape = tuple[int, int, int]
 TRAIN = {
     "diffusion model": "train one with `fedglass train diffusion DATA -o DIR`",
     "autoencoder": "train one with `fedglass train autoencoder DATA -o DIR`",
+    "GAN": "train one with `fedglass train gan DATA -o DIR`",
 }
 """What to do where a folder holds no such model."""
 
@@ -152,10 +153,16 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
 
 def load_autoencoder(folder: Path, noun: str = "diffusion model") -> LatentSpace:
     """Read the autoencoder that `save_network` wrote."""
+    network = load_network(folder, "autoencoders", noun)
+    assert isinstance(network, LatentSpace), "all autoencoders are"
+    return network
+
+
+def load_network(folder: Path, kind: str, noun: str) -> nn.Module:
+    """Read a network of that kind of the registry, which `save_network` wrote."""
     where = network_folder(folder, noun)
     config = read_table(where / CONFIG)
-    network, _ = _ours(where, config.pop("_class_name", None), config, "autoencoders")
-    assert isinstance(network, LatentSpace), "all autoencoders are"
+    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
     network.eval().requires_grad_(False)
     _check_finite(network, where)
     return network

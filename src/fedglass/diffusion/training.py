@@ -42,6 +42,7 @@ class TrainingOptions:
     average: float = 0.999
     """Decay of the moving average of the weights, which is what is kept in the end."""
     clip: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.99)
     mirror: bool = False
     seed: int = 0
     every: int = 100
@@ -122,7 +123,7 @@ class ImageModelTraining:
 
     def __post_init__(self) -> None:
         self.averaged = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=self.options.lr, betas=(0.9, 0.99))
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=self.options.lr, betas=self.options.betas)
 
     def run(self, progress: TrainingProgress | None = None) -> ImageModelTraining:
         """Train on until the steps or the minutes are over."""

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedglass.audit.cases import AuditProgress, Case
 from fedglass.audit.play import was_cut_short
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
-from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds
+from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import (
     GradientTimer,
@@ -108,10 +108,17 @@ class PlannedRun:
 
 
 def plan_campaign(
-    chosen: Sequence[Entry], stand_ins: Path | None, data: Sequence[str], seed: int
+    chosen: Sequence[Entry],
+    stand_ins: Path | None,
+    data: Sequence[str],
+    seed: int,
+    weights: Mapping[str, str] | None = None,
 ) -> list[tuple[Entry, list[PlannedRun]]]:
-    """Return the runs of each entry; raise an error if the images of an entry are absent."""
-    return [(entry, _runs(entry, stand_ins, data, seed)) for entry in chosen]
+    """Return the runs of each entry; raise an error if the images of an entry are absent.
+
+    Methods that lack their trained network are left out.
+    """
+    return [(entry, _runs(entry, stand_ins, data, seed, weights or {})) for entry in chosen]
 
 
 def cheapest_first(planned: Sequence[tuple[Entry, Sequence[PlannedRun]]]) -> Iterator[PlannedRun]:
@@ -123,10 +130,20 @@ def cheapest_first(planned: Sequence[tuple[Entry, Sequence[PlannedRun]]]) -> Ite
         yield from sorted(runs, key=lambda run: (run.seconds, run.case.subject.client))
 
 
-def _runs(entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int) -> list[PlannedRun]:
+def _runs(
+    entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int, weights: Mapping[str, str]
+) -> list[PlannedRun]:
     of = table(entry.table)
-    request = entry.request(of)
-    rows, methods = choose_rows(of, [entry.rows] if entry.rows else []), choose_methods(of, entry.methods)
+    request = replace(entry.request(of), weights={n: weights[n] for n in weights_names(of) if n in weights})
+    rows = choose_rows(of, [entry.rows] if entry.rows else [])
+    settings = [part.setting for row in rows for part in row.parts()]
+    methods = [
+        method
+        for method in choose_methods(of, entry.methods)
+        if any(missing_weights(of, setting, request, method) is None for setting in settings)
+    ]
+    if not methods:
+        return []
     kinds = data_kinds(of, rows, methods, request)
     sets = populations(kinds, _of_kinds(data, kinds), stand_ins, seed, request.own_labels)
     if absent := [KINDS[kind].title for kind, images in sets.items() if images.stand_in and images.embedded]:

@@ -10,7 +10,7 @@ from fedglass.core.errors import ModelError, UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.reproduce.messages import network_of
-from fedglass.reproduce.paper import Experiment, Setup, paper_of
+from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
 from fedglass.reproduce.populations import Population
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
@@ -117,7 +117,7 @@ def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str
     """Return one experiment for each part of the row that lacks no trained network, by the part as text."""
     averaged = [field for field, value in row.setting.items() if isinstance(value, list)]
     make_experiment = paper_of(of).tables[of.name].experiment
-    parts = [part for part in row.parts() if missing_weights(of, part.setting, request) is None]
+    parts = [part for part in row.parts() if missing_weights(of, part.setting, request, method) is None]
     return {
         ", ".join(f"{of.columns[field]} {part.setting[field]}" for field in averaged): make_experiment(
             part, method, request
@@ -126,10 +126,17 @@ def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str
     }
 
 
-def missing_weights(of: Table, setting: Setting, request: Request) -> str | None:
-    """Return the name of the trained network that the setting needs and that was not given; None if there is none."""
+def missing_weights(of: Table, setting: Setting, request: Request, method: str = "") -> str | None:
+    """Return the name of a trained network that the setting or the method needs and that was not given, or None."""
     trained = paper_of(of).network(setting)
-    return None if trained is None or not trained.needed or trained.name in request.weights else trained.name
+    needed = [trained.name] if trained is not None and trained.needed else []
+    return next((name for name in [*needed, *_weights_of(of, method)] if name not in request.weights), None)
+
+
+def _weights_of(of: Table, *methods: str) -> list[str]:
+    """Return the names of trained networks that the methods need."""
+    extra = paper_of(of).tables[of.name].extra_methods
+    return [m.weights for name in methods if isinstance(m := extra.get(name), Method) and m.weights]
 
 
 def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: Request | None = None) -> list[str]:
@@ -139,7 +146,7 @@ def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: 
         e.setup.data for row in rows for method in methods for e in _experiments(of, row, method, options).values()
     ]
     if not kinds:
-        names = [missing_weights(of, part.setting, options) for row in rows for part in row.parts()]
+        names = [missing_weights(of, part.setting, options, m) for row in rows for part in row.parts() for m in methods]
         files = " ".join(f"--weights {name}=FILE" for name in dict.fromkeys(names))
         raise UsageError(f"These rows of {of.name} need trained networks: give them as {files}.")
     return list(dict.fromkeys(kinds))
@@ -195,7 +202,8 @@ def weights_names(of: Table) -> list[str]:
     (['25', '50', '75', 'max'], ['53'])
     """
     options = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
-    return list(dict.fromkeys(trained.name for trained in options if trained is not None))
+    of_methods = _weights_of(of, *method_titles(of)) if of.name in paper_of(of).tables else []
+    return list(dict.fromkeys([*(trained.name for trained in options if trained is not None), *of_methods]))
 
 
 def check_options(of: Table, request: Request) -> None:
@@ -225,8 +233,8 @@ def check_networks(cells: Sequence[Cell], seed: int) -> None:
             ) from error
 
 
-def skipped_rows(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
-    """Return sentences on rows, and parts of averages, that are not run because they lack a trained network.
+def skipped_rows(of: Table, rows: Sequence[Row], request: Request, methods: Sequence[str] = ()) -> list[str]:
+    """Return sentences on rows, parts of averages and methods that are not run because they lack a trained network.
 
     >>> from fedglass.reproduce.tables import table
     >>> skipped_rows(table("c2f-figure9"), table("c2f-figure9").rows[:3], Request())
@@ -238,4 +246,11 @@ def skipped_rows(of: Table, rows: Sequence[Row], request: Request) -> list[str]:
         row_text = f"part of row {row.number}" if None in names else f"row {row.number}"
         for name in sorted({name for name in names if name is not None}):
             missing.setdefault(name, {})[row.number] = row_text
-    return [f"Left out without --weights {name}=FILE: {', '.join(rows_.values())}." for name, rows_ in missing.items()]
+    texts = [f"Left out without --weights {name}=FILE: {', '.join(rows_.values())}." for name, rows_ in missing.items()]
+    lacking = {method: _weights_of(of, method) for method in methods}
+    return texts + [
+        f"Left out without --weights {name}=FILE: method {method}."
+        for method, names in lacking.items()
+        for name in names
+        if name not in request.weights
+    ]

@@ -141,6 +141,8 @@ class Method:
     title: str = ""
     """Empty if only tables that print the method can run it."""
     options: Mapping[str, object] = field(default_factory=dict)
+    weights: str = ""
+    """Trained network that the method needs, given with `--weights NAME=FOLDER`; empty if it needs none."""
 
     def attack(self, request: Request, **options: object) -> Attack:
         """Return the recipe's attack, with the requested number of iterations."""

@@ -1,4 +1,4 @@
-"""The training of image models, autoencoders and diffusion models, into folders that a plan can name."""
+"""The training of image models, autoencoders, GANs and diffusion models, into folders that a plan can name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder, LatentSpace, ThreeLayers, lesson_of, settled
 from fedglass.diffusion.denoiser import Denoiser, Sampler
-from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, save_folder, save_network
+from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, load_network, save_folder, save_network
+from fedglass.diffusion.gan import Adversarial, CodeGan, Enhancer, adversarial_task
 from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
 from fedglass.diffusion.stored import TrainedOn
 from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions, masked_loss
@@ -136,6 +137,63 @@ def _autoencoder_training(
 def _save(folder: Path, network: LatentSpace, training: ImageModelTraining, images: Tensor) -> None:
     """Write the network in half precision; all users read it from disk, so that all get the same codes."""
     save_network(folder, network, settled(network, training, images).state_dict())
+
+
+# The training of a GAN: one that draws images from codes, or one that sharpens reconstructed images.
+
+
+GANS = ("enhancer", "codes")
+"""What can be trained, by the name that the command line has for it."""
+GAN_BETAS = (0.5, 0.99)
+"""Little momentum: the critic that it would lead away from changes all the time."""
+
+
+def train_gan(
+    data: Dataset,
+    kind: str,
+    factor: int,
+    options: TrainingOptions,
+    folder: Path,
+    progress: TrainingProgress | None = None,
+) -> ImageModelTraining:
+    """Train a GAN, or continue the training that the folder holds.
+
+    The folder receives the network, what it was trained on, and a picture: of codes, what they are drawn as; of an
+    enhancer, originals, what it is shown of them, and what it makes of that. The generator is the averaged one.
+    """
+    if kind not in GANS:
+        raise unknown_name("kind of GAN", kind, GANS)
+    check_material(data, folder)
+    images, course = 2 * data.images - 1, replace(options, betas=GAN_BETAS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(options.seed, "gan", "weights"))
+        shape = tuple(images.shape[1:])
+        network: Adversarial = CodeGan(shape) if kind == "codes" else Enhancer(shape, factor)
+    identity = digest("gan", kind, repr(network.options()), repr(pace(options)), of_tensor(data.images))
+
+    def write(training: ImageModelTraining) -> None:
+        with writing_into(folder):
+            critic = {name: tensor for name, tensor in network.state_dict().items() if name.startswith("critic.")}
+            save_network(folder, network, training.averaged | critic)
+            TrainedOn(data.name, len(data)).write(folder)
+            training.write_state(folder, identity)
+            if training.share() >= 1:
+                _write_picture(folder, _drawn_by(load_network(folder, "gans", "GAN"), images, options.seed))
+
+    training = ImageModelTraining(network, adversarial_task(images), course, write)
+    training.resume(folder, identity)
+    return training.run(progress)
+
+
+@torch.no_grad()
+def _drawn_by(network: nn.Module, images: Tensor, seed: int) -> Tensor:
+    draws = stream(seed, "samples")
+    if isinstance(network, CodeGan):
+        return network.generate(torch.randn(SAMPLES, network.code, generator=draws))
+    assert isinstance(network, Enhancer), "the other kind"
+    shown = images[:SHOWN]
+    blurred = network.blurred(shown, draws)
+    return torch.cat([shown, blurred, network.enhance(blurred)])
 
 
 # The training of a diffusion model on a set of images, into a folder that a plan can name.

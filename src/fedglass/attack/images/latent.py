@@ -297,7 +297,7 @@ class Latent:
             codes = network().encode(_signed(knows.whitening.unwhiten(start[0]), knows)).detach()
 
         def decode(tensors: Sequence[Tensor]) -> Tensor:
-            return knows.whitening.whiten(_pixels(network().decode(tensors[0]), knows))[None]  # (1, n, c, h, w)
+            return knows.whitening.whiten(pixels_of(network().decode(tensors[0]), knows))[None]  # (1, n, c, h, w)
 
         low, high = whitened_bounds(observation)
         return Bound((Unknown(codes),), decode, lambda images: images.clamp(low, high))
@@ -310,14 +310,14 @@ class Latent:
     def imagined(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
         """Decode random codes; the message is not used.  # (count, c, h, w), pixels"""
         codes = torch.randn(count, *self.decoder.latent_shape(observation.knows), generator=generator)
-        return _pixels(self._network(observation).decode(codes.to(like(observation))), observation.knows)
+        return pixels_of(self._network(observation).decode(codes.to(like(observation))), observation.knows)
 
     def _network(self, observation: Observation) -> LatentSpace:
         """Return a copy of the network, on the message's device and of its type."""
         return copy.deepcopy(self.decoder.network(observation)).to(like(observation))
 
 
-def _pixels(signed: Tensor, knows: Knowledge) -> Tensor:
+def pixels_of(signed: Tensor, knows: Knowledge) -> Tensor:
     """Map the network's [-1, 1] to the bounds of the pixels."""
     return knows.low + (knows.high - knows.low) * (signed + 1) / 2
 

@@ -1,4 +1,6 @@
-"""Adam and its variants (signed, with lookahead, quantised), on a loop that never waits for the device; and L-BFGS.
+"""Adam and its variants (signed, with lookahead, quantised), on a loop that never waits for the device.
+
+Also L-BFGS and gradient descent with momentum, by torch's own optimisers.
 
 The loop does not use `torch.optim.Adam`, because bounds, a rate for each unknown and the guard against non-finite steps
 then cost a handful of small operations and no look-ups; a test compares the two.
@@ -239,28 +241,66 @@ class LBFGS:
         starts = (u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         tensors = tuple(start.requires_grad_() for start in starts)
         optimiser = torch.optim.LBFGS(tensors, lr=self.rate, max_iter=self.inner, history_size=self.history)
-        trace = torch.full((self.iterations + 1,), math.nan)
-        safe = [t.detach().clone() for t in tensors]
-        finite = True
-        for k in range(self.iterations):
-            before_step = [t.detach().clone() for t in tensors]
-            evaluate = partial(_closure, problem, tensors, k / self.iterations)
-            # `step` returns the energy before the step: that of `here`.
-            energy = float(optimiser.step(evaluate))  # type: ignore[no-untyped-call] # torch does not annotate it
-            trace[k] = energy
-            safe = before_step if math.isfinite(energy) else safe
-            finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
-            if not finite:
-                break
-            _project(problem, tensors)
-            progress(k, self.iterations)
-            yield (k + 1) / self.iterations, energy
-        last = _energy(problem, tensors) if finite else math.nan
-        if not math.isfinite(last):
-            finite, tensors, last = False, tuple(safe), _energy(problem, safe)
-        trace[self.iterations] = last
-        progress(self.iterations, self.iterations)
-        return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
+        return _descend_by(optimiser, tensors, self.iterations, problem, progress)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Gradient descent with Nesterov's momentum [Zhang et al., 2020], by `torch.optim.SGD`.
+
+    A box is enforced by projection after each iteration; the velocity stays. A non-finite energy ends the run with the
+    last finite iterate.
+    """
+
+    rate: float = 0.02
+    iterations: int = 1500
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_iterations(self.iterations)
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"solver.momentum must be at least 0 and below 1, got {self.momentum:g}.")
+
+    def minimise(self, problem: Problem, progress: Progress) -> Solution:
+        return run_to_end(self.steps(problem, progress))
+
+    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
+        tensors = tuple(u.start.detach().clone().requires_grad_() for u in problem.unknowns)
+        groups = [{"params": [t], "lr": self.rate * u.rate} for t, u in zip(tensors, problem.unknowns, strict=True)]
+        optimiser = torch.optim.SGD(groups, self.rate, self.momentum, nesterov=self.momentum > 0)
+        return _descend_by(optimiser, tensors, self.iterations, problem, progress)
+
+
+def _descend_by(
+    optimiser: torch.optim.Optimizer,
+    tensors: tuple[Tensor, ...],
+    iterations: int,
+    problem: Problem,
+    progress: Progress,
+) -> PausableRun[Solution]:
+    """Call `step` of one of torch's optimisers for every iteration, and project onto the boxes after each."""
+    trace = torch.full((iterations + 1,), math.nan)
+    safe = [t.detach().clone() for t in tensors]
+    finite = True
+    for k in range(iterations):
+        before_step = [t.detach().clone() for t in tensors]
+        evaluate = partial(_closure, problem, tensors, k / iterations)
+        # `step` returns the energy before the step.
+        energy = float(optimiser.step(evaluate))
+        trace[k] = energy
+        safe = before_step if math.isfinite(energy) else safe
+        finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
+        if not finite:
+            break
+        _project(problem, tensors)
+        progress(k, iterations)
+        yield (k + 1) / iterations, energy
+    last = _energy(problem, tensors) if finite else math.nan
+    if not math.isfinite(last):
+        finite, tensors, last = False, tuple(safe), _energy(problem, safe)
+    trace[iterations] = last
+    progress(iterations, iterations)
+    return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
 
 
 def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:

@@ -9,6 +9,8 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Labels
+from fedglass.attack.refine.gan import gan
+from fedglass.attack.refine.masked_diffusion import mde
 from fedglass.attack.refine.restoration import ddrm_enlarged
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
@@ -16,10 +18,19 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
-from fedglass.reproduce.paper import Baseline, Experiment, Method, Paper, Recreation, Setup, WeightsOption, peer_setup
+from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
 from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
-from fedglass.reproduce.probes.peer import Grey, GuessedImages, ImageGuess, OwnImages, PeerImages, Reduced, WrongRate
+from fedglass.reproduce.probes.peer import (
+    ComparedPeerImages,
+    Grey,
+    GuessedImages,
+    ImageGuess,
+    OwnImages,
+    PeerImages,
+    Reduced,
+    WrongRate,
+)
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
@@ -39,9 +50,21 @@ ATTACKS = {
 }
 RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
 """Values that a search tries, in units of the truth; the truth is among them, and not the first or last rate."""
-REFINED = Method("curious_client_published", "curious client, refined by DDRM")
-DIFFUSION = "ddpm"
-"""Name of the diffusion model among the trained networks: a folder."""
+DIFFUSION, ENHANCER, TRANSFORMER, CODES = "ddpm", "enhancer", "mdt", "codes"
+"""Names of trained networks, which are folders: of `fedglass train diffusion` and of `fedglass train gan`."""
+REFINED = {
+    "ddrm": Method("curious_client_published", "curious client, refined by DDRM", weights=DIFFUSION),
+    "rog": Method("curious_client_published", "curious client, refined by ROG's GAN (reduced)", weights=ENHANCER),
+}
+LATE = {
+    "mde": Method("curious_client_published", "curious client, refined by MDE", weights=TRANSFORMER),
+    "mi": Method("fedinverse", "FedInverse, MI (reduced)", {"hsic": 0.0}, CODES),
+    "mi_hsic": Method("fedinverse", "FedInverse, MI-HSIC (reduced)", weights=CODES),
+    "raw": Method("curious_client_published", "curious client, not refined"),
+    "fast": ATTACKS["fast"],
+}
+INVERSIONS, ROUNDS, LATE_TRAINING = ("mi", "mi_hsic"), 50, Training(0.1, epochs=1, batch_size=10)
+"""Methods that invert the global model, after so many rounds of the training that FedInverse's release has."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
@@ -71,19 +94,32 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 
 
 def refined(row: Row, method: str, request: Request) -> Experiment:
-    """Refine the reconstructed images by a diffusion model (Figures 7 and 15)."""
+    """Refine the reconstructed images by a diffusion model or a GAN (Figures 7, 8 and 15)."""
     experiment = inverted(row, method if method in GUESSES else "ours", request)
     if not isinstance(experiment.probe, PeerImages):
         return experiment
-    restoration = ddrm_enlarged(request.weights[DIFFUSION], FACTOR)
-    return replace(
-        experiment, probe=replace(experiment.probe, attack=replace(experiment.probe.attack, refine=(restoration,)))
-    )
+    folder = request.weights[REFINED[method].weights]
+    part = gan(folder) if method == "rog" else ddrm_enlarged(folder, FACTOR)
+    return replace(experiment, probe=replace(experiment.probe, attack=replace(experiment.probe.attack, refine=(part,))))
 
 
-def network(setting: Setting) -> WeightsOption | None:
-    """Return the diffusion model that a refinement needs."""
-    return WeightsOption(DIFFUSION) if setting.get("refined") else None
+def late(row: Row, method: str, request: Request) -> Experiment:
+    """Attack the step of the first round, or invert the global model of a late one (Figure 9)."""
+    rounds, training = 1, Training(LR, epochs=STEPS)
+    if method in INVERSIONS:
+        rounds, training = request.rounds or ROUNDS, LATE_TRAINING
+    sizes = _sizes(row.setting, request)
+    setup = peer_setup(KIND_OF[row.setting["dataset"]], NETWORKS["LeNet"], training, sizes)
+    setup, knows = replace(setup, federation_run=FederationRun(rounds)), Knows(labels=True)
+    if method in GUESSES:
+        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
+    folder, options = request.weights.get(LATE[method].weights, ""), {"labels": OracleLabels()}
+    if method in INVERSIONS:
+        attack = LATE[method].attack(request, generator=folder, **options)
+    else:
+        attack = LATE[method].attack(request, factor=FACTORS.get(method, FACTOR), **options)
+        attack = replace(attack, refine=(mde(folder),)) if method == "mde" else attack
+    return Experiment(setup, ComparedPeerImages(attack, FACTOR), knows)
 
 
 def found_out(row: Row, method: str, request: Request) -> Experiment:
@@ -154,9 +190,10 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     rounds = [setup for setup in setups if setup.sizes]
     if not rounds:
         return []
-    sides = sorted({KINDS[setup.data].shape[1] for setup in rounds})
+    sides = sorted({KINDS[setup.data].shape[1] for setup in rounds if "@" in setup.data})
     images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
-    counts = {sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells} - {0}
+    attacks = [cell.experiment.probe.attack for cell in cells if cell.method not in INVERSIONS]
+    counts = {sum(iterations_of_stages(attack)) for attack in attacks} - {0}
     sizes_here = [
         *(f"{side} x {side} pixels instead of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
         *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),
@@ -167,16 +204,16 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     return [f"Reduced here: {'; '.join(sizes_here)}. {shared}"]
 
 
-REFINED_FIGURES = ["curious-figure7", "curious-figure15"]
 FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["curious-release"]
 PAPER = Paper(
     {
         "curious-lemma1": Recreation(lemma),
         **dict.fromkeys(FIGURES, Recreation(inverted, EXTRA_METHODS)),
         "curious-search": Recreation(found_out),
-        **dict.fromkeys(REFINED_FIGURES, Recreation(refined, {"ddrm": REFINED, **YARDSTICKS})),
+        "curious-figure7": Recreation(refined, {"ddrm": REFINED["ddrm"], **YARDSTICKS}),
+        "curious-figure15": Recreation(refined, {**REFINED, **YARDSTICKS}),
+        "curious-figure9": Recreation(late, {**LATE, **YARDSTICKS}),
     },
-    network=network,
     sides=CURIOUS_SIDES,
     remarks=reduced,
 )

@@ -35,7 +35,7 @@ from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching, label_errors
 from fedglass.reproduce.cost import SECOND_ORDER, Workload, attack_seconds
 from fedglass.reproduce.messages import ACCURACY, PATIENCE, readable
-from fedglass.reproduce.probes.probe import MatchedImages, attack_fields, match_images, means
+from fedglass.reproduce.probes.probe import MatchedImages, attack_fields, blind_guesses, match_images, means
 
 METRICS = ("lpips", "psnr", "ssim")
 TRACED = (1, 10, 20, 30, 76, 99)
@@ -71,6 +71,18 @@ class PeerImages:
 
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
+
+
+@dataclass(frozen=True)
+class ComparedPeerImages(PeerImages):
+    """`PeerImages` next to the best blind guess of each metric, and to the test accuracy of the model in %."""
+
+    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        result = super().measure(target, seed, progress)
+        tested, extra = accuracies(target.utility), result.record["extra"]
+        further = blind_guesses(target, METRICS, self.attack) | {"accuracy": tested[max(tested)]}
+        compared = {**extra, "measures": {**extra["measures"], **further}}
+        return replace(result, record={**result.record, "extra": compared})
 
 
 @dataclass(frozen=True)
