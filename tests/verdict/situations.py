@@ -32,6 +32,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.builtin import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.filters import FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, normal
 from fedglass.defend.outpost import Outpost
 from fedglass.defend.pruning import MagnitudePruning
@@ -103,6 +104,11 @@ def data(count: int, first: int = 0) -> Examples:
 
 def lenet() -> nn.Module:
     return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform())
+
+
+def dense() -> nn.Module:
+    """Dense layers with ReLU, of which many units are off."""
+    return build("mlp", shape=SHAPE, classes=CLASSES)
 
 
 def fine_tuned() -> nn.Module:
@@ -1168,4 +1174,20 @@ def _games() -> Iterator[Situation]:
     yield Situation("a client of one class, records that nobody trained on", OPEN, one, None)
 
 
-SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps())
+def _filters() -> Iterator[Situation]:
+    """Filters of NVFlare and mods of Flower, as hospitals run them."""
+    false = DoubtKind.EPSILON_NOT_AS_DECLARED
+    flip = {"release": FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)}
+    percentile, honest = {"release": PercentilePrivacy(10, 0.01)}, {"release": FlowerLocalDP(0.1, 0.1, 1.0, 1e-5)}
+    yield row("Flower's local DP with FLIP's defaults, dense network", LEAK, simulated(flip, model=dense), LONG, false)
+    yield row("Flower's local DP with FLIP's defaults, LeNet", LEAK, simulated(flip), LONG, false)
+    idle = simulated(percentile, model=dense)
+    yield row("NVFlare's PercentilePrivacy(10, 0.01), dense network", LEAK, idle, LONG, DoubtKind.IDLE_FILTER)
+    yield row("NVFlare's PercentilePrivacy(10, 0.01), LeNet", LEAK, simulated(percentile), LONG)
+    yield row("Flower's local DP with its sensitivity as clip, epsilon 1", SAFE, simulated(honest))
+    kept = {"release": Chain((FlowerLocalDP(0.1, 0.1, 1.0, 1e-5), PercentilePrivacy()))}
+    yield row("the same, and PercentilePrivacy after it", SAFE, simulated(kept))
+    yield row("NVFlare's SVTPrivacy with its defaults", OPEN, simulated({"release": SVTPrivacy()}))
+
+
+SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps(), *_filters())

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedglass.audit.filter_doubts import scalars_without_noise
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
@@ -134,6 +135,8 @@ WHY = {
     "repeats": "Its noise repeats.",
     "mixed": "What is random before the noise has no bound here.",
     "steps": "Noise in several local steps without clipping has no bound.",
+    "place": "The data decide which entries it sends, so that only its own accounting bounds it.",
+    "adaptive": "The server adapts its norm to the data, so epsilon is not computed.",
     "": "",
 }
 
@@ -327,7 +330,7 @@ def _samples(client: ClientClaim, rate: float) -> Mechanism:
 def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
     """Return the bound by the claim alone, without the data: clipping and noise, or DP-SGD."""
     models = [noise_model(client.protection, client.training, client.stated_count) for client in claim.clients]
-    refused = _refusal(models)
+    refused = _refusal(models) or scalars_without_noise(claim)
     if refused is not None:
         return refused
     noisy = [model for model in models if isinstance(model, NoiseModel)]
@@ -353,7 +356,7 @@ def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     """Return the bound of one round's message."""
     counts = [len(client.labels) for client in claim.private]
     models = noise_models(claim.private)
-    refused = _refusal(models)
+    refused = _refusal(models) or scalars_without_noise(claim)
     if refused is not None and not (refused.kind is DoubtKind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
         if refused.kind is DoubtKind.NO_NOISE and tells_nothing(claim, pool):
             return MessageBound((0.0,) * sum(counts), identical=True)

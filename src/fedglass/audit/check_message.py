@@ -22,6 +22,7 @@ from fedglass.audit.certificate import (
     planned_certificate,
     shown_figures,
 )
+from fedglass.audit.filter_doubts import filter_doubts
 from fedglass.audit.play_attack import unusable_state
 from fedglass.audit.target import Target
 from fedglass.checks.claim import Claim
@@ -68,6 +69,7 @@ class CheckMessage:
         replays: list[dict[str, Any]] = []
         if not target.simulated:
             doubts += message_doubts(target, replays)
+        doubts += filter_doubts(target)
         certificate = None
         claims = [doubt_.claim for doubt_ in (target, *target.joint_targets)]
         if target.truth is None:

@@ -13,12 +13,14 @@ from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.noise import Clip, GaussianNoise
+from fedglass.defend.filters import FlowerFixedClipping
+from fedglass.defend.noise import GaussianNoise
+from fedglass.defend.noise_model import CLIPS, named_parts, release_parts
 from fedglass.execution.executor import as_usage_error
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
+from fedglass.fl.release import AsIs, Outgoing, Protection, Release
 from fedglass.models.network import Network
 from fedglass.recordings.saved import defence_text
 
@@ -38,11 +40,12 @@ def defences_of(client: Client) -> list[str]:
 def defence_names(protection: Protection) -> list[str]:
     """Return the names of the parts of a protection in the order in which they act.
 
+    >>> from fedglass.defend.noise import Clip
     >>> defence_names(Protection(release=Clip(norm=1.0)))
     ['Clip(norm=1.0)']
     """
     local = [] if isinstance(protection.gradient, MeanGradient) else [protection.gradient]
-    return [repr(part) for part in (*local, *_releases(protection.release))]
+    return [repr(part) for part in (*local, *named_parts(protection.release))]
 
 
 def undefended(client: Client) -> Client:
@@ -117,13 +120,19 @@ def describe_privacy(client: Client, training: Training, rounds: int) -> list[st
         spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
         texts = "; ".join(map(str, spent))
         sentences.append(f"Each of a client's {examples} example(s), over {times} of DP-SGD: {texts}.")
-    multiplier = _noise_over_norm(_releases(client.release))
+    multiplier = _noise_over_norm(release_parts(client.release))
     if multiplier > 0:  # noise after a clip is a Gaussian mechanism for all examples of a client
         texts = "; ".join(map(str, budgets(Mechanism(multiplier, 1.0, rounds), DELTA)))
         sentences.append(f"Whether a client takes part, over {times} of clipped and noised updates: {texts}.")
     if sentences and not opacus.opacus_installed():
         sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
-    return sentences
+    return sentences + _adaptive(client)
+
+
+def _adaptive(client: Client) -> list[str]:
+    parts = named_parts(client.release)
+    adaptive = any(isinstance(part, FlowerFixedClipping) and part.adaptive for part in parts)
+    return ["The epsilon of adaptive clipping is not computed."] if adaptive else []
 
 
 def _noise_over_norm(parts: Sequence[Release]) -> float:
@@ -131,6 +140,7 @@ def _noise_over_norm(parts: Sequence[Release]) -> float:
 
     What comes after noise does not change what it hides: a later clip counts for later noise alone.
 
+    >>> from fedglass.defend.noise import Clip
     >>> _noise_over_norm([Clip(10.0), GaussianNoise(1.0), Clip(0.1)])
     0.1
     """
@@ -142,12 +152,6 @@ def _noise_over_norm(parts: Sequence[Release]) -> float:
             continue
         if spread > 0:
             norm, spread = math.inf, 0.0
-        if isinstance(part, Clip):
+        if isinstance(part, CLIPS) and not (isinstance(part, FlowerFixedClipping) and part.adaptive):
             norm = min(norm, part.norm)
     return best
-
-
-def _releases(release: Release) -> list[Release]:
-    if isinstance(release, Chain):
-        return [part for inner in release.releases for part in _releases(inner)]
-    return [] if isinstance(release, AsIs) else [release]

@@ -26,6 +26,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
+from fedglass.defend.declared_epsilon import EpsilonClaim
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truths
@@ -55,6 +56,8 @@ class Recorded:
     """The names of what was sent in addition to the arrays of the model."""
     recorder_caveats: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """Sentences of a recorder about parts of the training that cannot be run again."""
+    epsilons: Mapping[str, tuple[EpsilonClaim, ...]] = field(default_factory=dict)
+    """Declared epsilons that do not hold, by client; those of the whole federation have an empty name."""
     unaudited_updates: Mapping[tuple[int, str], Params] = field(default_factory=dict)
     """Updates that the server received and that are not audited: noise may repeat there."""
     unaudited_clients: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ class Recorded:
     def _further_evidence(self) -> Iterator[Sequence[object]]:
         """Yield what decides the verdict in addition to the messages: a bundle may have grown or been corrected."""
         yield sorted(self.contradictions.items())
+        yield sorted((client, repr(claims)) for client, claims in self.epsilons.items())
         audited = self.transcript.participants_by_round.rounds
         rounds = {} if self.attendance is None else self.attendance.rounds
         yield sorted((index, names) for index, names in rounds.items() if index not in audited)
@@ -189,6 +193,9 @@ class Recorded:
         contradictions = _entries(self.contradictions, index, ("", *result.clients))
         if contradictions:
             yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
+        for client in ("", *result.clients):
+            for claim in self.epsilons.get(client, ()):
+                yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -34,6 +34,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
+from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +101,8 @@ class Simulated:
                 single = recorded.target(view)
             except UsageError as error:  # what the rule let through is known only now
                 return partial(missing_target, str(error))
-            after = {AFTER_ROUND: then[view.rounds()[-1]]} if then else {}
-            return replace(single, utility={**utility, **after}, swept=self.swept)
+            figures = {**utility, **({AFTER_ROUND: then[view.rounds()[-1]]} if then else {})}
+            return replace(single, utility=figures, swept=self.swept, doubts=(*single.doubts, *self._utility_doubts()))
 
         return [target(view) for view in self.views]
 
@@ -179,6 +180,10 @@ class Simulated:
             *_, last = bare.play(self.rounds, progress, answers)
             utility["test accuracy, undefended"] = self._accuracy(last)
         return utility
+
+    def _utility_doubts(self) -> Iterator[Doubt]:
+        if self.test is not None and self.federation.classes > 1 and len(torch.unique(self.test.labels)) == 1:
+            yield doubt(DoubtKind.TEST_OF_ONE_CLASS, examples=len(self.test.labels))
 
     def _accuracy(self, round_: Round) -> float:
         """Return the accuracy of the model after a round on the test examples."""

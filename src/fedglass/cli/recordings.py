@@ -129,7 +129,7 @@ def _client_names(names: Iterable[str]) -> str:
 
 
 def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what contradicts the bundle, and what an audit of it would do."""
+    """Yield what contradicts the bundle, the epsilons in it, and what an audit of it would do."""
     from fedglass.core.facts import Fact
 
     if info["findings"]:
@@ -137,6 +137,12 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
         for finding in info["findings"]:
             client = f", {finding['client']}" if finding["client"] else ""
             yield f"  round {finding['round']}{client}: {finding['words']}"
+    if info["epsilons"]:
+        yield "Epsilon:"
+        for words, clients in _group((epsilon["words"], epsilon["client"]) for epsilon in info["epsilons"]):
+            yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {words}"
+    if info["adaptive_clipping"]:
+        yield "Clipping is adaptive: its epsilon is not computed."
     if info["problem"]:
         yield info["problem"]
         return

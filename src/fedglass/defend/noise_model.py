@@ -16,13 +16,24 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Mechanism
 from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
+from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise
 from fedglass.defend.per_example import PerExample
 from fedglass.defend.pruning import MagnitudePruning, RandomPruning
 from fedglass.fl.local import MeanGradient
 from fedglass.fl.release import AsIs, Chain, Protection, Release
 
-POST_PROCESSING: tuple[type, ...] = (Clip, MagnitudePruning, RandomPruning, GaussianNoise, LaplacianNoise)
+CLIPS = (Clip, FlowerFixedClipping)
+RANDOM = (RandomPruning, SVTPrivacy)
+"""Parts that are random themselves, and have no bound if noise is added only afterwards."""
+POST_PROCESSING: tuple[type, ...] = (
+    *CLIPS,
+    *RANDOM,
+    MagnitudePruning,
+    PercentilePrivacy,
+    GaussianNoise,
+    LaplacianNoise,
+)
 """Post-processing that keeps a bound: none of these parts looks at the data."""
 Law = Literal["gaussian", "laplacian"]
 
@@ -52,7 +63,7 @@ class NoBound:
 
     defence: str
     """The defence in question; empty if there is no noise at all."""
-    why: Literal["", "own", "repeats", "mixed", "steps"] = ""
+    why: Literal["", "own", "repeats", "mixed", "steps", "place", "adaptive"] = ""
 
 
 def noise_model(protection: Protection, training: Training, examples: int) -> NoiseModel | NoBound:
@@ -100,10 +111,14 @@ def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | 
     if unknown is not None:
         return NoBound(repr(unknown), "own")
     place = next((i for i, part in enumerate(parts) if _std_of(part) > 0), None)
+    adaptive = next((p for p in parts[:place] if isinstance(p, FlowerFixedClipping) and p.adaptive), None)
+    if adaptive is not None:
+        return NoBound(repr(adaptive), "adaptive")
     if place is None:
-        return NoBound("")
+        sparse = next((part for part in parts if isinstance(part, SVTPrivacy)), None)
+        return NoBound("") if sparse is None else NoBound(repr(sparse), "place")
     before, noise = parts[:place], parts[place]
-    random = next((part for part in before if type(part) is RandomPruning), None)
+    random = next((part for part in before if type(part) in RANDOM), None)
     if random is not None:
         return NoBound(repr(random), "mixed")
     law: Law = "gaussian" if type(noise) is GaussianNoise else "laplacian"
@@ -111,7 +126,7 @@ def _released(protection: Protection, parts: Sequence[Release]) -> NoiseModel | 
     if law == "gaussian":
         run += takewhile(lambda part: type(part) is GaussianNoise, parts[place + 1 :])
     std = math.hypot(*map(_std_of, run))
-    norms = [part.norm for part in before if isinstance(part, Clip)]
+    norms = [part.norm for part in before if isinstance(part, CLIPS)]
     bound = min(norms) / std if norms and law == "gaussian" else None
     plain = replace(protection, release=Chain(tuple(before)) if before else AsIs())
     return NoiseModel(law, std, plain, bound, testable=place + len(run) == len(parts))
@@ -130,7 +145,15 @@ def _std_of(part: Release) -> float:
 
 
 def release_parts(release: Release) -> list[Release]:
-    """Return the parts of a release, in the order in which they change the update."""
+    """Return the parts of a release, in the order in which they change the update; Flower's noise as two parts."""
+    parts: list[Release] = []
+    for part in named_parts(release):
+        parts += part.parts if type(part) is FlowerLocalDP else [part]
+    return parts
+
+
+def named_parts(release: Release) -> list[Release]:
+    """Return the parts of a release as they are declared, in the order in which they change the update."""
     if isinstance(release, Chain):
-        return [part for inner in release.releases for part in release_parts(inner)]
+        return [part for inner in release.releases for part in named_parts(inner)]
     return [] if isinstance(release, AsIs) else [release]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,12 @@ def check_closed_share(owner: object, name: str) -> None:
     _check_number(owner, name, lambda value: 0 <= value <= 1, "in [0, 1]", "it is a share, not a percentage")
 
 
+def check_percentage(owner: object, name: str) -> None:
+    """Check that the field is a percentage in [0, 100]."""
+    hint = "NVFlare sends the update unfiltered otherwise"
+    _check_number(owner, name, lambda value: 0 <= value <= 100, "in [0, 100]", hint)
+
+
 def check_at_least_zero(owner: object, name: str) -> None:
     """Check that the field is a finite number that is not negative."""
     _check_number(
@@ -65,7 +72,7 @@ def _check_number(owner: object, name: str, holds: Callable[[float], bool], expe
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         expected, hint = "a number", "write it without quotes"
-    elif holds(value):
+    elif abs(value) <= sys.float_info.max and holds(value):  # a whole number may have more digits than a float takes
         return
     raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}: {hint}.")
 

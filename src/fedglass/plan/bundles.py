@@ -15,6 +15,8 @@ from fedglass.core.losses import is_class_labels
 from fedglass.core.registry import BUILT_IN, origin_of
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Whitening
+from fedglass.defend.filters import FILTERS
+from fedglass.defend.noise_model import named_parts
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
@@ -24,6 +26,7 @@ from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensor
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
+from fedglass.recordings.epsilons import exceeded_by_client
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved import defence_text
@@ -89,6 +92,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         unaudited_clients=unaudited_clients(selection),
         extra_payload=extra_payload(selection, model),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
+        epsilons=exceeded_by_client(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
@@ -130,7 +134,8 @@ def _transcript(
     }
     participants = (participant.name for round_ in rounds.values() for participant in round_.participants)
     clients = tuple(dict.fromkeys((*bundle.clients, *participants)))
-    texts, protections = _defences(table, bundle, selection, clients)
+    has_buffers = bool(buffers_of(reader.model))
+    texts, protections = _defences(table, bundle, selection, clients, has_buffers=has_buffers)
     unprotected = [client for client in clients if not (texts or {}).get(client)]
     rules = {rule_of(bundle, index) for index in selection.rounds}
     class_names = preferred(bundle.facts, "class_names")
@@ -164,7 +169,7 @@ def _with_plan_facts(round_: Round, table: BundleTable) -> Round:
 
 
 def _defences(
-    table: BundleTable, bundle: Bundle, selection: Selection, clients: Sequence[str]
+    table: BundleTable, bundle: Bundle, selection: Selection, clients: Sequence[str], *, has_buffers: bool
 ) -> tuple[dict[str, tuple[str, ...]] | None, dict[str, Protection]]:
     """Return each client's defences as text, and those that can be run again.
 
@@ -176,21 +181,34 @@ def _defences(
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
     of_all = preferred(bundle.facts, "defences")
-    parts_by_client = {
-        client: preferred(bundle.facts_of(client, index), "defences", of_all)
+    declared = [
+        (client, preferred(bundle.facts_of(client, index), "defences", of_all))
         for index in selection.rounds
         for client in selection.aggregated_clients(index) or clients
-    }
-    if any(parts is None for parts in parts_by_client.values()):
+    ]
+    if any(parts is None for _, parts in declared):
         return None, {}
+    parts_by_client = dict(declared)
     texts = {client: tuple(map(_defence_text, parts)) for client, parts in parts_by_client.items()}
+    # One protection is run again for all rounds of a client: adaptive clipping has another norm in each.
+    changing = {client for client, parts in declared if parts != parts_by_client[client]}
     protections = {client: _protection(parts) for client, parts in parts_by_client.items() if parts}
-    return texts, {client: protection for client, protection in protections.items() if protection is not None}
+    return texts, {
+        client: protection
+        for client, protection in protections.items()
+        if protection is not None and client not in changing and not _counts_buffers(protection, has_buffers)
+    }
+
+
+def _counts_buffers(protection: Protection, has_buffers: bool) -> bool:
+    """Return whether a filter of another framework takes running statistics into account, which no replay has."""
+    return has_buffers and any(isinstance(part, FILTERS) for part in named_parts(protection.release))
 
 
 def _defence_text(part: Mapping[str, Any]) -> str:
     options = ", ".join(f"{name}={value!r}" for name, value in (part.get("options") or {}).items())
-    return defence_text(f"{part['name']}({options}), as the bundle says")
+    adaptive = ", and its epsilon is not computed" if (part.get("options") or {}).get("adaptive") is True else ""
+    return defence_text(f"{part['name']}({options}), as the bundle says{adaptive}")
 
 
 def _protection(parts: Sequence[Mapping[str, Any]]) -> Protection | None:

@@ -7,7 +7,7 @@ plan: its data and clients, their defences and behaviours, the adversary's views
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -30,6 +30,7 @@ from fedglass.core.registry import factory, make, takes
 from fedglass.core.rng import stream
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
+from fedglass.data.held_out import stratified_rows
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
 from fedglass.diffusion.stored import located_model
 from fedglass.federation.behaviours import Behaviour, Honest, PerRound, RejoinAfterRejection
@@ -348,11 +349,15 @@ def _split(
         text = f"test_examples must leave some of the {len(data)} examples of {data.name} for the clients, got {tests}"
         text = text if not at_server else f"{text}, and server_examples {at_server}"
         raise DataError(f"federation.{text}: ask for fewer.")
-    # Test examples are taken from the end, so that they do not change which examples the clients get.
-    last = len(data) - tests
-    test = data.subset(range(last, len(data))) if tests else None
-    server = data.subset(range(last - at_server, last)) if at_server else None
-    pool = data.take(last - at_server)
+    test_rows = stratified_rows(data.labels, tests, stream(seed, "test examples")).tolist()
+    others = _without(range(len(data)), test_rows)
+    server_rows = [
+        others[i] for i in stratified_rows(data.labels[others], at_server, stream(seed, "server examples")).tolist()
+    ]
+    test = data.subset(test_rows) if tests else None
+    server = data.subset(server_rows) if at_server else None
+    free = _without(others, server_rows)
+    pool = data.subset(free)
     sizes = [table.examples] * table.clients if isinstance(table.examples, int) else table.examples
     if sizes is not None and sum(sizes) > len(pool):
         raise DataError(
@@ -364,8 +369,13 @@ def _split(
     parts = [pool.subset(indices) for indices in rows]
     if sizes is not None and not isinstance(rule, Sizes):
         parts = [_cut(part, size, i) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))]
-    used = {int(row) for indices, part in zip(rows, parts, strict=True) for row in indices[: len(part)]}
-    return parts, test, server, [row for row in range(len(data)) if row not in used]
+    used = [free[int(row)] for indices, part in zip(rows, parts, strict=True) for row in indices[: len(part)]]
+    return parts, test, server, _without(range(len(data)), used)
+
+
+def _without(rows: Iterable[int], taken: Iterable[int]) -> list[int]:
+    gone = set(taken)
+    return [row for row in rows if row not in gone]
 
 
 def partition_of(table: FederationTable, sizes: Sequence[int] | None) -> Partition:

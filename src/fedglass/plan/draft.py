@@ -36,6 +36,7 @@ from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
+from fedglass.recordings.epsilons import adapts_clipping, recorded_epsilons
 from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
@@ -246,6 +247,11 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         "problem": problem or input_problem(bundle),
         "needed": _missing_keys(bundle),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
+        "epsilons": [
+            {"client": epsilon.client, "words": str(epsilon.claim), **epsilon.claim.details}
+            for epsilon in recorded_epsilons(bundle)
+        ],
+        "adaptive_clipping": adapts_clipping(bundle),
         "attacks": [
             {"name": name, "possible": not facts, "missing": [fact.value for fact in facts]}
             for name, facts in missing.items()

@@ -212,7 +212,7 @@ class FederationTable(PlanTable):
     examples: Examples | Annotated[list[Examples], Field(min_length=1, max_length=10_000)] | None = None
     """Examples per client, or a list with one number for each client; left out: all examples."""
     test_examples: HeldOut = 0
-    """Examples that no client has, to measure the trained model."""
+    """Examples that no client has, to measure the trained model: a random draw, with the classes in proportion."""
     server_examples: HeldOut = 0
     """Examples of the server that no client has, for rules such as balance, which compare with the update from them."""
     partition: Literal["iid", "dirichlet", "writers"] = "iid"

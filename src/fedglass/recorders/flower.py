@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
 from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
-from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, defences_of, name_of
+from fedglass.recorders.filters import flower_defences
+from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
 from fedglass.recorders.hooks import TrainingReader
 
 log = logging.getLogger("fedglass")
@@ -128,7 +129,7 @@ def recording_mod(
                 own_place = place / folder_name(name)
                 recorder = ClientRecorder(own_place, name, truth=truth, model=model, whitening=whitening, facts=facts)
                 mods = list(inner_mods(call_next))
-                recorder.trained(_round(message), reader, defences_of(mods, config_of(message)))
+                recorder.trained(_round(message), reader, flower_defences(mods, config_of(message)))
         return reply
 
     return mod

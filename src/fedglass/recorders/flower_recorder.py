@@ -18,13 +18,13 @@ import numpy as np
 
 from fedglass.core.errors import UsageError
 from fedglass.recorders.client import copy_training, folder_name, log_and_continue
+from fedglass.recorders.filters import Part, flower_clipping, is_adaptive
 from fedglass.recordings import BundleWriter
+from fedglass.recordings.epsilons import SPENT
 from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
 from fedglass.recordings.format import MANIFEST
 
 NAME_METRIC = "partition-id"
-Part = dict[str, Any]
-"""A name and options, as bundles hold rules and defences."""
 
 PLAIN = (bool, int, float, str)
 
@@ -121,7 +121,8 @@ class StrategyRecorder:
             examples, facts = _reply_facts(reply, record, strategy)
             # The number of examples is what the client claims.
             config = self._configs.get(node) or None
-            requested = {"defences": requested_defences(config)}
+            adaptive = is_adaptive(list(layers_of(strategy)))
+            requested = {"defences": flower_clipping(config, adaptive=adaptive)}
             round_.received(name, arrays, examples=examples, facts=requested, source="declared")
             self._store_training(name, index, {**facts, "config": config})
         self._store_absent(index, replied)
@@ -161,7 +162,7 @@ class StrategyRecorder:
         round_.aggregated(after, kept=accepted)
         spent = privacy_spent(strategy)
         if spent is not None:
-            round_.facts({"x-privacy-spent": spent}, source="read")
+            round_.facts({SPENT: spent}, source="read")
         self._replies = {}
 
     def _store_own_start(self, index: int, node: int, name: str) -> None:
@@ -273,7 +274,7 @@ def _aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
     return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
 
 
-# Facts that a strategy and its mods show: the aggregation rule with options, and defences.
+# Facts that a strategy shows: the aggregation rule with options, and the privacy that it counts.
 
 
 def layers_of(strategy: object) -> Iterator[object]:
@@ -301,7 +302,9 @@ def rule_of(strategy: object, clients: int | None = None) -> Part:
 def privacy_spent(strategy: Any) -> dict[str, Any] | None:
     """Return the privacy budget that a wrapper's accountant has counted so far; None without an accountant."""
     spent = strategy.privacy_spent() if hasattr(strategy, "privacy_spent") else None
-    return None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta")}
+    return (
+        None if spent is None else {name: getattr(spent, name, None) for name in ("epsilon", "delta", "num_releases")}
+    )
 
 
 def _classes(strategy: object) -> Iterator[type]:
@@ -344,28 +347,3 @@ def _known_rule(kind: type, strategy: Any, clients: int | None) -> Part | None:
             return {"name": "krum", "options": {"byzantine": byzantine}}
         return {"name": "multi_krum", "options": {"byzantine": byzantine, "keep": selected, "iterative": False}}
     return None
-
-
-def requested_defences(config: Mapping[str, Any] | None) -> list[Part] | None:
-    """Return the defences that a configuration asks of a client; whether the client obeys is unknown."""
-    norm = (config or {}).get("clipping_norm")
-    return [{"name": "clip", "options": {"norm": float(norm)}}] if isinstance(norm, int | float) else None
-
-
-def defences_of(mods: Sequence[Any], config: Mapping[str, Any]) -> list[Part]:
-    """Return the defences that Flower's own mods apply to an update, under fedglass's names.
-
-    >>> defences_of([], {})
-    []
-    """
-    defences: list[Part] = []
-    for mod in mods:
-        name = getattr(mod, "__name__", type(mod).__name__)
-        if name in ("fixedclipping_mod", "adaptiveclipping_mod"):
-            defences += requested_defences(config) or []
-        if name == "LocalDpMod":
-            # The deviation of the Gaussian mechanism, as that mod computes it [Dwork and Roth, 2014, Theorem A.1].
-            std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
-            defences.append({"name": "clip", "options": {"norm": float(mod.clipping_norm)}})
-            defences.append({"name": "gaussian_noise", "options": {"std": std}})
-    return defences

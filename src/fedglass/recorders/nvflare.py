@@ -25,8 +25,10 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.recorders.client import ClientRecorder, copy_training, folder_name, log_and_continue
+from fedglass.recorders.filters import nvflare_defence
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
+from fedglass.recordings.epsilons import LEDGER, svt_ledger
 from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
 from fedglass.recordings.format import MANIFEST, Form
 
@@ -42,6 +44,8 @@ PAYLOAD = (ReservedHeaderKey.HEADERS, "DXO")
 FORMS: Mapping[str, Form] = {DataKind.WEIGHTS: "state", DataKind.WEIGHT_DIFF: "update"}
 MEANS = ("FedAvgRecipe", "FedProxRecipe")
 """Recipes that aggregate by the mean; FedProx differs from it on the clients only."""
+SVT_LEDGERS = ("svt_privacy_budget", "svt_privacy_accountant")
+"""Properties of a message in which SVTPrivacy counts its last release and all of them, as of NVFlare 2.9."""
 _lock = threading.Lock()
 _writers: dict[str, BundleWriter] = {}
 _readers: dict[str, TrainingReader] = {}
@@ -175,6 +179,7 @@ class ReceivedFilter(_Recorder):
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
             "filters": passed_filters(dxo.get_filter_history()) or None,
             EXTRA_ARRAYS: _extras(shareable, dxo) or None,
+            LEDGER: svt_ledger(*(dxo.get_meta_prop(name) for name in SVT_LEDGERS)),
         }
         writer.training(client, index, facts, source="read")
         if self.clients is not None:
@@ -216,7 +221,7 @@ class TrainingEnds(_Recorder):
             log.warning("fedglass observed no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()
-        defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind)
+        defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind, _local_steps(arrays[2]))
         place = Path(self.folder) / folder_name(client)
         recorder = ClientRecorder(place, client, truth=self.truth, model=self.model, whitening=self.whitening)
         recorder.trained(index, reader, defences)
@@ -271,14 +276,19 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Any]) -> bool:
     return list(one) == list(other) and all(np.array_equal(one[n].numpy(), np.asarray(other[n])) for n in one)
 
 
-def defences_of(fl_ctx: Any, kind: str) -> list[dict[str, Any]]:
-    """Return the filters that a model of this kind passes on its way out of a client, by class, with their options.
+def _local_steps(dxo: DXO) -> object:
+    return dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
 
+
+def defences_of(fl_ctx: Any, kind: str, steps: object = 1) -> list[dict[str, Any]]:
+    """Return the filters that a model of this kind passes on its way out of a client, with their options.
+
+    Those that fedglass can run again have its names, all others that of their class. `steps` are the message's.
     A filter does not know its neighbours. The client's runner, which is in the context, has all of them: those of the
     job and those that the site itself adds.
     """
     return [
-        {"name": type(part).__name__, "options": _options(part)}
+        nvflare_defence(part, _options(part), kind, steps)
         for part in _filters(fl_ctx)
         if _protects(part) and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
     ]

@@ -17,6 +17,7 @@ from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
 from fedglass.recordings.facts import SOURCES, FactSheet, disputed, overlay, preferred
+from fedglass.recordings.filters import filter_problems, local_dp_std, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -127,7 +128,8 @@ def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:
     if defences is None:
         return
     declared = [part["name"] for part in defences]
-    undeclared = [name for name in preferred(facts, "filters", []) if name not in declared]
+    yield from filter_problems(defences)
+    undeclared = [name for name in preferred(facts, "filters", []) if not same_filter(name, declared)]
     if undeclared:
         filters = ", ".join(map(repr, undeclared[:3]))
         yield f"the message went through filter {filters}, which no declared defence mentions"
@@ -155,7 +157,7 @@ def _clip_and_noise(defences: list[dict[str, Any]]) -> tuple[float | None, float
     numbers = {name: float(value) for name, value in options.items() if isinstance(value, int | float) and value > 0}
     clip = next((value for name, value in numbers.items() if name == "clip.norm" or _last(name) == CLIPPING), None)
     std = next((value for name, value in numbers.items() if name == "gaussian_noise.std" or _last(name) == NOISE), 0.0)
-    return clip, std
+    return clip, std or local_dp_std(defences)
 
 
 def _last(name: str) -> str:

@@ -22,6 +22,7 @@ class Question(enum.Enum):
     SINGLING_OUT = "Does the message single out its records?"
     ATTACK = "Did the attack have a fair chance?"
     PICTURES = "What do the pictures show?"
+    UTILITY = "Is the accuracy of the trained model sound?"
 
 
 class DoubtKind(enum.StrEnum):
@@ -47,6 +48,8 @@ class DoubtKind(enum.StrEnum):
     WEAK_CERTIFICATE = "weak_certificate"
     CERTIFICATE_REFUTED = "certificate_refuted"
     DECLARATION_TRUSTED = "declaration_trusted"
+    IDLE_FILTER = "idle_filter"
+    EPSILON_NOT_AS_DECLARED = "epsilon_not_as_declared"
     # Question.SINGLING_OUT
     NO_CANDIDATES = "no_candidates"
     FEW_CANDIDATES = "few_candidates"
@@ -74,6 +77,8 @@ class DoubtKind(enum.StrEnum):
     BLEND = "blend"
     LOW_THRESHOLD = "low_threshold"
     NO_TRUTH = "no_truth"
+    # Question.UTILITY
+    TEST_OF_ONE_CLASS = "test_of_one_class"
 
 
 class Frozen(BaseModel):

@@ -214,6 +214,16 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
             "The certificate rests only on the declared training and noise (gate.trust_declared = true). They were "
             "not tested.",
         ),
+        DoubtKind.IDLE_FILTER: (
+            "filter did nothing",
+            "{filter} did nothing to this message: {why}.",
+            "Do not count on it: add noise that hides single records, such as clipping and gaussian_noise.",
+        ),
+        DoubtKind.EPSILON_NOT_AS_DECLARED: (
+            "epsilon not as declared",
+            "{filter} declares epsilon {declared}, but it is {real}: {why}.",
+            "Calibrate the noise to the clipping norm and to all rounds, by an accountant.",
+        ),
     },
     (Question.SINGLING_OUT, "info"): {
         DoubtKind.NO_CANDIDATES: (
@@ -356,6 +366,13 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
             "no truth",
             "The true examples were not given, so nothing can be scored and the candidate game is not played.",
             "Add recording.truth to the plan, or use --truth.",
+        ),
+    },
+    (Question.UTILITY, "warning"): {
+        DoubtKind.TEST_OF_ONE_CLASS: (
+            "test set has one class",
+            "All {examples} test examples have the same class, so the accuracy does not show how well the model works.",
+            "Set federation.test_examples to at least the number of classes.",
         ),
     },
 }

@@ -15,6 +15,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from tests.integration.flower.conftest import EXAMPLES, examples_of
 
+from fedglass.defend.filters import FlowerLocalDP
 from fedglass.federation.truth import Truths
 from fedglass.recorders.flower import recorded, recording_mod
 from fedglass.recorders.hooks import TrainingReader
@@ -85,9 +86,10 @@ def test_mods_that_clip_and_add_noise_are_read(federation: Make, tmp_path: Path)
         for name in ("noisy", "clipped")
     )
 
-    assert [part["name"] for part in first] == ["clip", "gaussian_noise"]
-    assert abs(first[1]["options"]["std"] - 0.1 * np.sqrt(2 * np.log(1.25e5)) / 10) < 1e-12
-    assert second == [{"name": "clip", "options": {"norm": 0.25}}]
+    options = {"clipping_norm": 0.5, "sensitivity": 0.1, "epsilon": 10.0, "delta": 1e-5}
+    assert first == [{"name": "flower_local_dp", "options": options}]
+    assert abs(FlowerLocalDP(**options).std - 0.1 * np.sqrt(2 * np.log(1.25e5)) / 10) < 1e-12
+    assert second == [{"name": "flower_fixed_clipping", "options": {"clipping_norm": 0.25}}]
 
 
 def test_a_recorder_that_fails_neither_stops_the_client_nor_tells_the_server(federation: Make, tmp_path: Path) -> None:

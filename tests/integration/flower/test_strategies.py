@@ -14,9 +14,11 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as flower
 
+from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import UsageError
 from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
+from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
@@ -127,7 +129,8 @@ def test_clipping_by_clients_is_what_the_server_asked_for(
 
     for client in bundle.clients:
         declared = bundle.facts_of(client, 1)["defences"]["declared"]
-        assert declared == [{"name": "clip", "options": {"norm": 0.1}}]
+        marked = {"adaptive": True} if mod is adaptiveclipping_mod else {}
+        assert declared == [{"name": "flower_fixed_clipping", "options": {"clipping_norm": 0.1, **marked}}]
     # Flower's clipping passes over 0-d tensors: the network's scalar parameter leaves as it is, and so does a counter.
     words = " ".join(finding.text for finding in contradictions_of(bundle, 1))
     assert "scale" in words
@@ -151,9 +154,14 @@ def test_a_wrapper_with_an_accountant_counts_as_ever_and_its_count_is_recorded(
 
     federation().play(recorded(strategy, tmp_path / "bundle"))
 
-    rounds = read_bundle(tmp_path / "bundle").rounds
+    bundle = read_bundle(tmp_path / "bundle")
     assert len(events) == 2
-    assert [rounds[i].facts["x-privacy-spent"]["read"]["epsilon"] for i in (1, 2)] == [1.0, 2.0]
+    assert [bundle.rounds[i].facts["x-privacy-spent"]["read"]["epsilon"] for i in (1, 2)] == [1.0, 2.0]
+    # Two releases with the noise multiplier 1 cost more than this accountant says.
+    (found,) = recorded_epsilons(bundle)
+    assert (found.claim.source, found.claim.declared, found.claim.releases) == ("Flower's accountant", 2.0, 2)
+    assert found.claim.real == pytest.approx(gdp_epsilon(2**0.5, 1e-5))
+    assert found.claim.exceeded
 
 
 def test_who_did_not_answer_is_absent(federation: Make, tmp_path: Path) -> None:

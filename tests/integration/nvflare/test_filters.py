@@ -170,8 +170,8 @@ def test_other_filters_of_the_client_are_its_defences_with_their_options(tmp_pat
     assert defences_of(ctx, DataKind.WEIGHT_DIFF) == [
         {"name": "ExcludeVars", "options": {"exclude_vars": "h.*", "data_kinds": ["WEIGHT_DIFF", "WEIGHTS"]}},
         {
-            "name": "PercentilePrivacy",
-            "options": {"percentile": 20, "gamma": 0.5, "data_kinds": ["WEIGHT_DIFF", "WEIGHTS"]},
+            "name": "percentile_privacy",
+            "options": {"percentile": 20, "gamma": 0.5, "steps": 1},
         },
     ]
     assert defences_of(context("site-1", peer=False), DataKind.WEIGHTS) == []

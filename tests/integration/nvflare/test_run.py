@@ -34,13 +34,18 @@ def test_a_real_run_is_a_whole_bundle_with_every_clients_training_and_truth(tmp_
 
     assert sorted(bundle.rounds) == [0, 1]
     for index in bundle.rounds:
-        assert [finding.text for finding in contradictions_of(bundle, index)] == []
+        # NVFlare's recipe sends full weights, which this filter is not made for.
+        said = "the filter 'PercentilePrivacy' acted on full weights, but it is made for differences of weights"
+        assert sorted((found.client, found.text) for found in contradictions_of(bundle, index)) == [
+            (site, said) for site in sites
+        ]
         for site in sites:
             told = bundle.facts_of(site, index)
             assert [preferred(told, n) for n in ("optimiser", "lr", "steps", "epochs")] == ["SGD", 0.1, 4, 2]
             (filtered,) = preferred(told, "defences")
             assert filtered["name"] == "PercentilePrivacy"
             assert (filtered["options"]["percentile"], filtered["options"]["gamma"]) == (0, 1000.0)
+            assert filtered["options"]["data_kind"] == "WEIGHTS"
             assert preferred(told, "filters") == ["PercentilePrivacy"]
             assert [preferred(told, n) for n in ("batch_norm", "loss", "weight")] == ["batch", "cross_entropy", 4.0]
     for site in sites:
