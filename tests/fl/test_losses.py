@@ -58,7 +58,7 @@ CASES: list[tuple[Any, Tensor, Tensor, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "outputs", "targets", "expected"), CASES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("loss", "outputs", "targets", "expected"), CASES, ids=[repr(case[0]) for case in CASES])
 def test_a_loss_computes_what_torch_does(loss: Any, outputs: Tensor, targets: Tensor, expected: Any) -> None:
     assert torch.equal(loss.value(outputs, targets), expected())
     assert eval(repr(loss)) == loss
