@@ -32,6 +32,7 @@ from fedglass.federation.transcript import Participant, ParticipantsByRound, Tra
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
+from fedglass.models.stem import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
@@ -224,7 +225,7 @@ class Recorded:
         size = sum(p.numel() for p in model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
         lines = [
-            f"A {vars(model).get('network_title', type(model).__name__)} of {size:,} parameters.",
+            f"A {title_of(model)} of {size:,} parameters.",
             truth,
             *self._personalised(),
         ]

@@ -34,6 +34,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
+from fedglass.models.stem import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
@@ -200,7 +201,7 @@ class Simulated:
         shape = " x ".join(map(str, f.shape))
         lines = [
             f"{len(f.clients)} client(s) with {examples} private example(s) each, {shape}, {f.classes} classes.",
-            f"A {type(f.model).__name__} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
+            f"A {title_of(f.model)} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
             f"{f.aggregator!r}.",
             *(f"{who} training: {describe_training(how)}." for who, how in _trainings(f).items()),
             *(merge_by_client(self.protection()) or ["No defence."]),

@@ -49,6 +49,11 @@ def network(title: str, **named: nn.Module) -> nn.Module:
     return sequence
 
 
+def title_of(model: nn.Module) -> str:
+    """Return what reports call a network: its title, or the name of its class."""
+    return str(vars(model).get("network_title", type(model).__name__))
+
+
 class GlobalMean(nn.Module):
     """The mean over all places of a map.  # (n, c, h, w) -> (n, c)"""
 
