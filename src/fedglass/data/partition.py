@@ -1,4 +1,4 @@
-"""Partitions of the examples over the clients."""
+"""Partitions of the examples over the clients, and examples that are held out from all of them."""
 
 from __future__ import annotations
 
@@ -118,3 +118,24 @@ def _check_clients(dataset: Dataset, clients: int) -> None:
             f"{dataset.name} has {len(dataset)} examples, so clients must lie between 1 and {len(dataset)}, "
             f"got {clients}."
         )
+
+
+def stratified_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw `count` rows with each class in its proportion, in ascending order.  # (n,) -> (count,)
+
+    What rounding leaves over goes to the classes with the largest remainders, the smaller label first. Fewer examples
+    than classes cannot have every class.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+    >>> labels[stratified_rows(labels, 4, torch.Generator().manual_seed(0))]
+    tensor([0, 0, 1, 2])
+    """
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    sizes = torch.unique(labels, return_counts=True)[1]
+    exact = sizes.double() * count / len(labels)
+    quotas = exact.floor().long()
+    largest = torch.argsort(exact - quotas, descending=True, stable=True)
+    quotas[largest[: count - int(quotas.sum())]] += 1
+    members = torch.split(by_class, sizes.tolist())
+    return torch.cat([rows[:quota] for rows, quota in zip(members, quotas.tolist(), strict=True)]).sort().values

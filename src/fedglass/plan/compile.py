@@ -30,8 +30,7 @@ from fedglass.core.registry import factory, make, takes
 from fedglass.core.rng import stream
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
-from fedglass.data.held_out import stratified_rows
-from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
+from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes, stratified_rows
 from fedglass.diffusion.stored import located_model
 from fedglass.federation.behaviours import Behaviour, Honest, PerRound, RejoinAfterRejection
 from fedglass.federation.client import Client
