@@ -88,3 +88,11 @@ def test_a_stratified_draw_has_the_wanted_number_and_each_class_within_one_of_it
     assert len(rows.unique()) == len(rows) == count
     for label, size in ((0, 17), (3, 9), (4, 4)):
         assert abs(int((labels[rows] == label).sum()) - size * count / 30) < 1
+
+
+@pytest.mark.parametrize("shape", [(12, 3), (12, 4, 4)])
+def test_targets_without_classes_are_drawn_at_random(shape: tuple[int, ...]) -> None:
+    targets = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    rows = stratified_rows(targets, 5, torch.Generator().manual_seed(0))
+    assert len(rows.unique()) == 5
+    assert not len(stratified_rows(targets, 0, torch.Generator().manual_seed(0)))

@@ -124,12 +124,13 @@ def stratified_rows(labels: Tensor, count: int, generator: torch.Generator) -> T
     """Draw `count` rows with each class in its proportion, in ascending order.  # (n,) -> (count,)
 
     What rounding leaves over goes to the classes with the largest remainders, the smaller label first. Fewer examples
-    than classes cannot have every class.
+    than classes cannot have every class. Targets without classes, such as masks, are drawn as if they were one class.
 
     >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
     >>> labels[stratified_rows(labels, 4, torch.Generator().manual_seed(0))]
     tensor([0, 0, 1, 2])
     """
+    labels = labels if is_class_labels(labels) else labels.new_zeros(len(labels))
     shuffled = torch.randperm(len(labels), generator=generator)
     by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
     sizes = torch.unique(labels, return_counts=True)[1]
