@@ -18,7 +18,7 @@ import torch
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
-from fedglass.execution.client_training import client_trainer
+from fedglass.execution.executor import client_trainer
 from fedglass.execution.processes import Processes
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
