@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from fedglass.attack.attack import Attack
     from fedglass.audit.certificate import certify
     from fedglass.checks.singling_out import singling_out
+    from fedglass.core.metric_scale import Scale
     from fedglass.core.optimisers import SGD, Adam, AdamW
     from fedglass.core.registry import register
-    from fedglass.core.scale import Scale
     from fedglass.core.types import Training, Whitening
     from fedglass.data.catalogue import load
     from fedglass.defend import defence
@@ -74,7 +74,7 @@ _PLACES = {
     "fedglass.checks.singling_out": ("singling_out",),
     "fedglass.core.optimisers": ("SGD", "Adam", "AdamW"),
     "fedglass.core.registry": ("register",),
-    "fedglass.core.scale": ("Scale",),
+    "fedglass.core.metric_scale": ("Scale",),
     "fedglass.core.types": ("Training", "Whitening"),
     "fedglass.data.catalogue": ("load",),
     "fedglass.defend": ("defence",),

@@ -10,7 +10,7 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import AuditResult, Job, rehearse, run
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play_case
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.errors import UsageError

@@ -20,9 +20,17 @@ import torch
 from torch import Tensor
 
 import fedglass.attack
-from fedglass.attack.accepted import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
+from fedglass.attack.accepted_updates import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
+from fedglass.attack.forward.aggregation_rules import (
+    OneClient,
+    SoftMedian,
+    SupposedMean,
+    SupposedMedian,
+    SupposedTrimmedMean,
+    Through,
+)
 from fedglass.attack.forward.global_model import GlobalModel
 from fedglass.attack.forward.gradients import (
     AlongSegment,
@@ -31,14 +39,6 @@ from fedglass.attack.forward.gradients import (
     OneGradient,
     OnSegment,
     RepeatedGradient,
-)
-from fedglass.attack.forward.through import (
-    OneClient,
-    SoftMedian,
-    SupposedMean,
-    SupposedMedian,
-    SupposedTrimmedMean,
-    Through,
 )
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
 from fedglass.attack.images.codes import GanCodes
@@ -66,8 +66,8 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.labels.signs import MinimumRule, SignRule
 from fedglass.attack.labels.targets import RecoveredTargets
 from fedglass.attack.needs import needs_of, uses_of
-from fedglass.attack.participant import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
 from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, no_progress
+from fedglass.attack.peer_knowledge import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
 from fedglass.attack.refine.gan import GanEnhancement
 from fedglass.attack.refine.masked_diffusion import (
     Flattening,

@@ -17,7 +17,7 @@ from fedglass.attack.labels.counts import BiasCounts, CountsBefore, InstanceCoun
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.labels.signs import SignRule
 from fedglass.attack.labels.targets import RecoveredTargets, labels_for_loss, mean_targets, noise_outputs
-from fedglass.attack.participant import FixOwnLabels
+from fedglass.attack.peer_knowledge import FixOwnLabels
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training, Whitening

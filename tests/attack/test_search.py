@@ -14,7 +14,7 @@ from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.unroll import SuperClient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.participant import SubtractOwnUpdate
+from fedglass.attack.peer_knowledge import SubtractOwnUpdate
 from fedglass.attack.search import SearchByOwnImages, own_image_error, with_rate_and_examples
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay

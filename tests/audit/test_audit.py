@@ -28,9 +28,9 @@ from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, me
 from fedglass.fl.release import Outgoing
 from fedglass.recipes import recipe
 from fedglass.report.html import audit_page
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import RECORDS, RecordFile
 from fedglass.verdict.doubts import DoubtKind
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Record

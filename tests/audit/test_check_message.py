@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.audit.check_message import CheckMessage, message_doubts
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target

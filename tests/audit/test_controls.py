@@ -21,7 +21,7 @@ from fedglass.federation.views import ServerView
 from fedglass.metrics.catalogue import score
 from fedglass.recipes import recipe
 from fedglass.report.html import write_report
-from fedglass.verdict.flags import flags_of
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
 from fedglass.verdict.records import Record

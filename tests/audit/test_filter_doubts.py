@@ -16,8 +16,8 @@ from fedglass.core.types import Training, Whitening
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
+from fedglass.verdict.collect_doubts import flag
 from fedglass.verdict.doubts import Doubt, DoubtKind
-from fedglass.verdict.flags import flag
 
 SHAPE, PLAIN = (1, 8, 8), Whitening((0.0,), (1.0,))
 

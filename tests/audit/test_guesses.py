@@ -16,7 +16,7 @@ from fedglass.audit.assessment import (
     guesses,
     scored_guesses,
 )
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedglass.audit.audit import GAME, AuditResult, Job, run
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.types import Training, Whitening
 from fedglass.data.builtin import glyphs

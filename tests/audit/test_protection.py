@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedglass.audit.protection import DELTA, defences_of, describe_privacy, undefended
-from fedglass.audit.public import accuracy, model_after
+from fedglass.audit.public_data import accuracy, model_after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream

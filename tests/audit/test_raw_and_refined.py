@@ -28,8 +28,8 @@ from fedglass.federation.federation import Federation
 from fedglass.federation.views import ServerView
 from fedglass.recipes import recipe
 from fedglass.report.html import write_report
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import GAP, RecordFile
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedglass.verdict.flags import doubts_of
+from fedglass.verdict.collect_doubts import doubts_of
 from fedglass.verdict.gate import Gate
 
 ROOT = Path(__file__).parents[2]

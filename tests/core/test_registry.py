@@ -14,8 +14,8 @@ import pytest
 
 from fedglass.core import registry
 from fedglass.core.errors import DataError, ModelError, UsageError
+from fedglass.core.metric_scale import Scale, scale_of
 from fedglass.core.registry import KINDS, built_in, entries, factory, find, make, names, register, summaries
-from fedglass.core.scale import Scale, scale_of
 from fedglass.defend import defence
 from fedglass.fl.aggregate.rule import WeightedMean, rule
 from fedglass.models.init import by_name
@@ -24,7 +24,7 @@ from fedglass.recipes import recipe
 CODE = '''
 from dataclasses import dataclass
 from fedglass.core.registry import register
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.metrics.images import Metric
 from fedglass.recipes.dlg import dlg
 from fedglass.recipes.dlg import idlg

@@ -121,7 +121,7 @@ def test_the_stated_direction_is_right(weights: Path, name: str):
 
 OWN = """
 import torch
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.metrics.images import Metric
 
 scale = Scale("Own")

@@ -12,7 +12,7 @@ from fedglass.audit.play_attack import oracle_facts
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
-from fedglass.verdict.flags import flags_of
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.gate import Gate
 
 PLAN = """

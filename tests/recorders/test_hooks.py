@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedglass.core.errors import UsageError
 from fedglass.guard.guard import observed_training as seen_by_guard
 from fedglass.recorders.hooks import LOSSES, TrainingReader
-from fedglass.recorders.read import model_facts, training_facts
+from fedglass.recorders.training_facts import model_facts, training_facts
 
 EXAMPLES = 10
 IMAGES = torch.rand(EXAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import model_facts, training_facts
+from fedglass.recorders.training_facts import model_facts, training_facts
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])

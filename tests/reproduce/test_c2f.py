@@ -29,10 +29,10 @@ from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, me
 from fedglass.reproduce.charts import _x_of, charts_of
 from fedglass.reproduce.compare import compare_cells, remarks
 from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
-from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.probes.reconstruct import Invert, Retried
 from fedglass.reproduce.tables import Printed, Request, table
 from fedglass.verdict.records import Record

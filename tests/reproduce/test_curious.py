@@ -26,10 +26,10 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
 from fedglass.reproduce.cases import check_options, method_titles
+from fedglass.reproduce.image_sources import Population, populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import curious
-from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
 from fedglass.reproduce.probes.peer import (
     Grey,

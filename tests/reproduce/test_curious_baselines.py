@@ -21,10 +21,10 @@ from fedglass.data.catalogue import load
 from fedglass.diffusion.training import TrainingOptions
 from fedglass.reproduce.campaign import Entry, plan_campaign
 from fedglass.reproduce.cases import data_kinds, missing_weights, skipped_rows, weights_names
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import PlayedFederation
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import curious
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.peer import ComparedPeerImages, PeerImages
 from fedglass.reproduce.tables import Request, figure, table
 from fedglass.train.image_models import train_gan

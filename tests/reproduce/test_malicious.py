@@ -27,10 +27,10 @@ from fedglass.recipes.maliciously_curious_client import maliciously_curious_clie
 from fedglass.reproduce.cases import cells, check_options, method_titles
 from fedglass.reproduce.charts import charts_of
 from fedglass.reproduce.compare import NO_BETTER, compare_cells
+from fedglass.reproduce.image_sources import Population, populations
 from fedglass.reproduce.messages import PlayedFederation, federation_of_run
 from fedglass.reproduce.paper import ClientTraining, Experiment, FederationRun, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import malicious
-from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse, accuracies, joint_rmse
 from fedglass.reproduce.run import run
 from fedglass.reproduce.tables import Request, table

@@ -11,10 +11,10 @@ from fedglass.attack.parts import no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Mechanism, clt_epsilon, clt_uniform_epsilon
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.papers.malicious import budgets
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.theory import Theorem1
 from fedglass.reproduce.tables import Request, table
 

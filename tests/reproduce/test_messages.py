@@ -17,9 +17,9 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
+from fedglass.reproduce.image_sources import Population, populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message, network_of
 from fedglass.reproduce.paper import Experiment, Setup, WarmUp
-from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.run import warm_up_network
 

@@ -23,9 +23,9 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
 from fedglass.metrics.matching import label_errors
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, CountLabels, Reconstruct, TryTrainings
 from fedglass.verdict.directory import Strips

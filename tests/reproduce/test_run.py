@@ -17,9 +17,9 @@ from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, ClientTrial, cases_of, cells
 from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
 from fedglass.reproduce.cost import describe_cost, experiment_seconds
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.paper import WarmUp
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.run import TRAINED, cases_without_network, run
 from fedglass.reproduce.tables import Printed, Request, figure, table

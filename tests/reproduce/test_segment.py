@@ -8,9 +8,9 @@ import pytest
 
 from fedglass.attack.parts import no_progress
 from fedglass.core.types import Training
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.segment import PathConstants, SegmentBounds
 from fedglass.reproduce.tables import Request, table
 

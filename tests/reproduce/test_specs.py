@@ -14,9 +14,9 @@ from fedglass.core.errors import UsageError
 from fedglass.fl.local import MeanGradient
 from fedglass.models.init import LeCunTruncatedNormal, PyTorchDefault
 from fedglass.reproduce.cases import cells, choose_methods, method_titles
+from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import dlfa, sme
-from fedglass.reproduce.populations import populations
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, figure, names, table

@@ -23,7 +23,7 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.layers import GrowingCosine, Ramp
 from fedglass.attack.terms.priors import TotalVariation
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.optimisers import SGD, Adam
@@ -48,7 +48,7 @@ from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import with_fixed
+from fedglass.models.frozen import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
 from fedglass.recipes import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm, coarse_to_fine_statistics

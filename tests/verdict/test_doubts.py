@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
+from fedglass.verdict.collect_doubts import doubts_of, flag, flags_of, rank_correlation
 from fedglass.verdict.doubts import Doubt, DoubtKind, Question, doubt
-from fedglass.verdict.flags import doubts_of, flag, flags_of, rank_correlation
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record
 from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE

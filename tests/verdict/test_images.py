@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedglass.core.scale import scale_of
+from fedglass.core.metric_scale import scale_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 

@@ -13,8 +13,8 @@ from scipy.stats import binom
 
 from fedglass.bounds.success import gdp_success
 from fedglass.core.errors import UsageError
+from fedglass.verdict.collect_doubts import RARE, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
-from fedglass.verdict.flags import RARE, flag, with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
 from fedglass.verdict.records import Certificate, Picture, Record

@@ -24,7 +24,7 @@ from fedglass.attack.attack import refined
 from fedglass.attack.best_of import AnyAttack, refinements_of
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages, Learned, Refine
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.scoring import (
     ReconstructionScores,
     blends_of,
@@ -38,8 +38,8 @@ from fedglass.audit.scoring import (
 )
 from fedglass.audit.target import Target
 from fedglass.core.losses import grouping
+from fedglass.core.metric_scale import scale_of
 from fedglass.core.rng import stream
-from fedglass.core.scale import scale_of
 from fedglass.core.thresholds import DECOY_CONTRAST
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Examples, Truth

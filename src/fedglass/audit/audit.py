@@ -31,15 +31,15 @@ from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
 from fedglass.core.identity import digest, identity_text
+from fedglass.core.metric_scale import scale_of
 from fedglass.core.rng import derive
-from fedglass.core.scale import scale_of
 from fedglass.core.types import Observation
 from fedglass.execution.executor import Executor, InProcess, as_usage_error, client_trainer, persistent
 from fedglass.execution.machine import one_thread
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
+from fedglass.verdict.collect_doubts import with_refutations
 from fedglass.verdict.directory import PLAN, RECORDS, SUMMARY, RecordFile, alone, claim
-from fedglass.verdict.flags import with_refutations
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import Record

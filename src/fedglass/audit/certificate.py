@@ -48,8 +48,8 @@ from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
+from fedglass.verdict.collect_doubts import flag
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
-from fedglass.verdict.flags import flag
 from fedglass.verdict.records import BASE_RATE, Certificate
 
 SIZES = (2, 10, 100, 1000)

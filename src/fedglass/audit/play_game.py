@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress
+from fedglass.attack.peer_knowledge import without_own_update
 from fedglass.audit.cases import ProbeResult
 from fedglass.audit.play_attack import unusable_state
 from fedglass.audit.target import Target

@@ -22,7 +22,7 @@ from fedglass.federation.federation import Federation
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import AsIs, Outgoing, Protection, Release
 from fedglass.models.network import Network
-from fedglass.recordings.saved import defence_text
+from fedglass.recordings.saved_transcripts import defence_text
 
 FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""

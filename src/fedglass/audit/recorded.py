@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from fedglass.audit.knowledge import adversary_sections
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.target import (
     RoundProgress,
     Section,
@@ -32,7 +32,7 @@ from fedglass.federation.transcript import Participant, ParticipantsByRound, Tra
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.models.stem import title_of
+from fedglass.models.shared_layers import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedglass.audit.knowledge import adversary_sections, describe_training
 from fedglass.audit.protection import defences_of, describe_protection, merge_by_client, rehearse_defences, undefended
-from fedglass.audit.public import Public, accuracy, model_after
+from fedglass.audit.public_data import Public, accuracy, model_after
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.target import (
     PendingTarget,
@@ -34,7 +34,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.models.stem import title_of
+from fedglass.models.shared_layers import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 

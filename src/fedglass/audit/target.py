@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.audit.protection import merge_by_client
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.checks.claim import Claim
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact

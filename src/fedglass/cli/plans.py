@@ -24,8 +24,8 @@ from fedglass.cli.options import (
     public_option,
 )
 from fedglass.core.errors import UsageError
+from fedglass.core.metric_scale import scale_of
 from fedglass.core.registry import KINDS, Entry, entries, listed_name
-from fedglass.core.scale import scale_of
 
 if TYPE_CHECKING:
     from fedglass.audit.target import Section

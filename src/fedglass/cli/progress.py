@@ -24,10 +24,10 @@ from rich.text import Text
 from fedglass.audit.audit import AuditResult
 from fedglass.audit.cases import Case
 from fedglass.cli.options import plain
-from fedglass.core.scale import scale_of
+from fedglass.core.metric_scale import scale_of
+from fedglass.verdict.collect_doubts import flag as flag_of
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import REPORT
-from fedglass.verdict.flags import flag as flag_of
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict

@@ -250,7 +250,7 @@ def reproduce(
     if say_comparison(printed, output):
         return None
     from fedglass.reproduce.cases import cells, check_networks, check_options, choose_methods, data_kinds, skipped_rows
-    from fedglass.reproduce.populations import populations
+    from fedglass.reproduce.image_sources import populations
 
     selected, used = choose_rows(printed, chosen), choose_methods(printed, wanted)
     check_options(printed, request)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
-from fedglass.core.foreign import check_allowed, imported, is_importable, refused
 from fedglass.core.text import cited, docstring, uncited
+from fedglass.core.user_code import check_allowed, imported, is_importable, refused
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglass.core.errors import DataError, UsageError, unknown_name
-from fedglass.core.foreign import is_dotted, is_importable
 from fedglass.core.registry import Entry, built_in, call, entries, find, located_at, reads_path, split_path, takes
 from fedglass.core.registry import names as known
 from fedglass.core.types import Whitening
+from fedglass.core.user_code import is_dotted, is_importable
 from fedglass.data.dataset import Dataset
 from fedglass.data.files import opened
 

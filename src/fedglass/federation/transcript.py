@@ -13,7 +13,7 @@ from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss
 from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.models.fixed import can_be_fixed, unmoved, with_fixed
+from fedglass.models.frozen import can_be_fixed, unmoved, with_fixed
 
 MEAN_RULE = "WeightedMean()"
 """Identifier of the mean by numbers of examples in `Terms.rule`; saved transcripts contain it."""
@@ -166,14 +166,14 @@ class Transcript:
 
     def save(self, directory: str | Path) -> None:
         """Write safetensors and one JSON manifest; nothing private is in them."""
-        from fedglass.recordings.saved import save_transcript
+        from fedglass.recordings.saved_transcripts import save_transcript
 
         save_transcript(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path, model: nn.Module) -> Transcript:
         """Read a transcript that `save` wrote; `model` is the architecture."""
-        from fedglass.recordings.saved import load_transcript
+        from fedglass.recordings.saved_transcripts import load_transcript
 
         return load_transcript(Path(directory), model)
 

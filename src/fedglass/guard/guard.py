@@ -32,8 +32,8 @@ from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy,
 from fedglass.guard.runners import InlineRunner, SubprocessRunner, failed_checks
 from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import Reservation, training_facts
 from fedglass.recorders.steps import ObservedStep
+from fedglass.recorders.training_facts import Reservation, training_facts
 from fedglass.recordings.facts import OBJECTIVE, RESERVATION_IDS, RESERVATIONS, FactSheet
 from fedglass.recordings.transcript import loss_fact, training_of_batches
 from fedglass.verdict.gate import Gate

@@ -27,7 +27,7 @@ from fedglass.federation.truth import Examples, Truth
 from fedglass.fl.local import MeanGradient
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.guard.report import Reason
-from fedglass.models.fixed import can_be_fixed, with_fixed
+from fedglass.models.frozen import can_be_fixed, with_fixed
 from fedglass.models.network import Network
 
 CLIENT = "this client"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedglass.core import registry
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.foreign import refused
-from fedglass.core.scale import not_a_metric
+from fedglass.core.metric_scale import not_a_metric
+from fedglass.core.user_code import refused
 from fedglass.metrics.images import Metric, originals
 from fedglass.metrics.matching import Matching, match
 

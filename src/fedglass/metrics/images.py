@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.metric_scale import Scale
 from fedglass.core.registry import register
-from fedglass.core.scale import Scale
 
 Shape = tuple[int, ...]
 """The shape of one image, (c, h, w)."""

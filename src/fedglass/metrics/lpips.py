@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from fedglass.core.errors import DataError
+from fedglass.core.metric_scale import Scale
 from fedglass.core.registry import register
-from fedglass.core.scale import Scale
 from fedglass.core.tensors import open_tensors
 from fedglass.metrics.images import Metric, fill_grey, pair, with_worst
 

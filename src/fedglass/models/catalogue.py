@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.foreign import refused
 from fedglass.core.registry import Entry, call, find, summaries, takes
 from fedglass.core.rng import derive, stream
+from fedglass.core.user_code import refused
 from fedglass.models.init import Initialisation, PyTorchDefault
-from fedglass.models.stem import Shape
+from fedglass.models.shared_layers import Shape
 
 _DEFAULT = PyTorchDefault()
 MOST_ENTRIES = 3 * 64 * 64

@@ -29,7 +29,7 @@ from fedglass.plan.tables import BundleTable, PartTable
 from fedglass.recordings.epsilons import exceeded_by_client
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
-from fedglass.recordings.saved import defence_text
+from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
     Selection,
     attendance_by_round,

@@ -19,15 +19,15 @@ from fedglass.attack.defaults import locate_paths
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Effort, Job, rehearse
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.audit.target import Section
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.facts import Fact
-from fedglass.core.foreign import no_code
 from fedglass.core.registry import factory, make, takes
 from fedglass.core.rng import stream
+from fedglass.core.user_code import no_code
 from fedglass.data.catalogue import is_embedded, load, located
 from fedglass.data.dataset import Dataset
 from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes, stratified_rows
@@ -44,7 +44,7 @@ from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.fl.release import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.models.catalogue import build
-from fedglass.models.fixed import matching_parameters, with_fixed
+from fedglass.models.frozen import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
 from fedglass.plan.bundles import check_adversary, model_spec, open_bundle, recorded_bundle

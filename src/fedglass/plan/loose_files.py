@@ -31,7 +31,7 @@ from fedglass.models.catalogue import build
 from fedglass.plan.options import defences_of, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import PartTable, RecordingTable
-from fedglass.recordings.saved import defence_text
+from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.transcript import moved_below_precision, needed_buffers
 
 DEFENDED = ("Defended, as the plan says.",)

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedglass.audit.public import Public
+from fedglass.audit.public_data import Public
 from fedglass.core.errors import DataError, UsageError, unknown_name
-from fedglass.core.foreign import is_dotted, is_importable, refused
 from fedglass.core.registry import BUILT_IN, KINDS, factory, find, make, names, origin_of, parameters
+from fedglass.core.user_code import is_dotted, is_importable, refused
 from fedglass.data.catalogue import load, located
 from fedglass.federation.views import Together, View
 from fedglass.fl.release import Protection

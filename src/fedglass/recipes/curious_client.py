@@ -10,8 +10,8 @@ from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, EachClient, SuperClient
 from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts, LastLayerCounts
-from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.peer_knowledge import FixOwnImages, FixOwnLabels, SubtractOwnUpdate
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay

@@ -22,7 +22,7 @@ from fedglass.core.files import make_folder
 from fedglass.core.types import Whitening
 from fedglass.federation.truth import Truths
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.read import NO_STEP, failed_facts, model_facts, training_facts
+from fedglass.recorders.training_facts import NO_STEP, failed_facts, model_facts, training_facts
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.facts import OF_CLIENT
 from fedglass.recordings.format import MANIFEST

@@ -25,7 +25,7 @@ from fedglass.core.files import locked, open_file
 from fedglass.recordings.facts import OF_CLIENT, OF_FEDERATION, OF_ROUND, Source, Text, Words
 
 FORMAT: Literal[2] = 2
-"""Format 1 is a saved transcript (`fedglass.recordings.saved`)."""
+"""Format 1 is a saved transcript (`fedglass.recordings.saved_transcripts`)."""
 MANIFEST = "manifest.json"
 UNSIGNED = "0" * 64
 MOST_BYTES = 16 * 2**30

@@ -17,7 +17,7 @@ from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.facts import FactSheet, merge_or_fail
 from fedglass.recordings.format import MANIFEST, FileRef, MessageFacts, read_at_most, writing_to
 from fedglass.recordings.reader import Bundle, equal_up_to_rounding, read_bundle
-from fedglass.recordings.saved import (
+from fedglass.recordings.saved_transcripts import (
     FORMAT,
     LONGEST,
     SavedParticipant,

@@ -1,7 +1,8 @@
 """From a bundle to a transcript: the recorded messages under the names and in the types of the model.
 
-Facts that a recorder read off the running client (`fedglass.recorders.read`), or a user declares, become a `Training`,
-which is what fedglass can replay; the guard uses the same conversion. Facts that describe no such training give None.
+Facts that a recorder read off the running client (`fedglass.recorders.training_facts`), or a user declares, become a
+`Training`, which is what fedglass can replay; the guard uses the same conversion. Facts that describe no such training
+give None.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtra
 from fedglass.core.types import BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
-from fedglass.models.fixed import exceeds_precision
+from fedglass.models.frozen import exceeds_precision
 from fedglass.models.names import Names
 from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts

@@ -18,7 +18,7 @@ from fedglass.core.losses import is_class_labels, is_target
 from fedglass.federation.truth import Examples, Truths
 from fedglass.recordings.format import as_tensors
 from fedglass.recordings.reader import first_problem
-from fedglass.recordings.saved import LONGEST, SEPARATOR, SavedFile, read_saved_bytes, read_saved_tensors
+from fedglass.recordings.saved_transcripts import LONGEST, SEPARATOR, SavedFile, read_saved_bytes, read_saved_tensors
 
 FORMAT = 1
 TENSORS, FACTS = "truth.safetensors", "truth.json"

@@ -10,8 +10,8 @@ from markupsafe import Markup, escape
 from pydantic import JsonValue
 
 from fedglass.report.page import term_anchor
+from fedglass.verdict.collect_doubts import NAMED, ORDER, doubts_of, flag
 from fedglass.verdict.doubts import Doubt, Question
-from fedglass.verdict.flags import NAMED, ORDER, doubts_of, flag
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.records import Record, grouped
 from fedglass.verdict.texts import Flag, count

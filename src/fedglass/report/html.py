@@ -10,15 +10,15 @@ from typing import Any
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.report import sections
 from fedglass.report.evidence import certificate_facts, certificates_of, game_facts, games_of
 from fedglass.report.glossary import Glossary, doubts_by_question
 from fedglass.report.page import Album, Names, PageTable, Pair, TableCell, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
 from fedglass.report.threat import threat_section
+from fedglass.verdict.collect_doubts import flags_of, with_refutations
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
-from fedglass.verdict.flags import flags_of, with_refutations
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts

@@ -17,9 +17,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from fedglass import __version__
 from fedglass.report.html import judged_by, records_of
 from fedglass.report.page import anchor, write_page
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import PLAN
 from fedglass.verdict.doubts import Severity
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, judge, reads

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.core.text import AFTER_ROUND
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
+from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.doubts import DoubtKind
-from fedglass.verdict.flags import flags_of
 from fedglass.verdict.gate import Gate, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Record, grouped

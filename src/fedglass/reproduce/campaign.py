@@ -29,8 +29,8 @@ from fedglass.reproduce.cost import (
     time_gradient,
     warm_up_seconds,
 )
+from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.paper import Experiment, paper_of
-from fedglass.reproduce.populations import KINDS, populations
 from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import ready_to_run
 from fedglass.reproduce.tables import Request, Table, choose_rows, table

@@ -9,9 +9,9 @@ from fedglass.audit.cases import Case
 from fedglass.core.errors import ModelError, UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
+from fedglass.reproduce.image_sources import Population
 from fedglass.reproduce.messages import network_of
 from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
-from fedglass.reproduce.populations import Population
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 

@@ -16,7 +16,7 @@ from fedglass.execution.machine import one_thread
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
-from fedglass.reproduce.populations import KINDS, MOST_WRITERS
+from fedglass.reproduce.image_sources import KINDS, MOST_WRITERS
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import ClientTrial, TrialCase

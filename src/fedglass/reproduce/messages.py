@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.attack.best_of import with_training
 from fedglass.attack.parts import no_progress
-from fedglass.audit.public import Public, accuracy, model_after
+from fedglass.audit.public_data import Public, accuracy, model_after
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target, ready_target, target_of
 from fedglass.core.errors import DataError, ModelError, UsageError
@@ -21,8 +21,8 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import load_weights
+from fedglass.reproduce.image_sources import KINDS, Population
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup
-from fedglass.reproduce.populations import KINDS, Population
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedglass.fl.release import AsIs, Release
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.recipes import recipe
 from fedglass.reproduce import papers
-from fedglass.reproduce.populations import Population
+from fedglass.reproduce.image_sources import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
 from fedglass.reproduce.tables import Request, Row, Setting, Table, paper_name
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.public_data import accuracy, sample_examples
 from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
@@ -20,6 +20,7 @@ from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, one_thread
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
+from fedglass.reproduce.image_sources import MOST_WRITERS, Population
 from fedglass.reproduce.messages import (
     PlayedFederation,
     SimulatedMessage,
@@ -29,7 +30,6 @@ from fedglass.reproduce.messages import (
     network_of,
 )
 from fedglass.reproduce.paper import Setup, WarmUp
-from fedglass.reproduce.populations import MOST_WRITERS, Population
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
 

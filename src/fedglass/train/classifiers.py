@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedglass.audit.public import accuracy, sample_examples
+from fedglass.audit.public_data import accuracy, sample_examples
 from fedglass.core import optimisers
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import make_folder, write_atomic

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedglass.core.errors import UsageError
-from fedglass.core.scale import Scale, scale_of
+from fedglass.core.metric_scale import Scale, scale_of
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.verdict.records import Record
 
 LEAD = 1 / 6

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Literal
 
 from fedglass.verdict import texts
+from fedglass.verdict.collect_doubts import doubts_of, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind
-from fedglass.verdict.flags import doubts_of, flag, with_refutations
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, Game, Record

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from fedglass.core.errors import AuditError, FedglassError
 from fedglass.core.files import read_file, write_atomic
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.verdict.directory import MOST_BYTES, refuse_other_version, version_in
 from fedglass.verdict.doubts import Frozen
 from fedglass.verdict.gate import Gate, attacks_in, known_scales

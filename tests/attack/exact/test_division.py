@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import division
 from fedglass.attack.exact.exact import ExactSolution, SearchBudget
-from fedglass.attack.exact.rows import entry_error, grid_step, stack_update
+from fedglass.attack.exact.update_matrix import entry_error, grid_step, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe
 from fedglass.federation.views import Knows, ServerView
-from fedglass.models.fixed import with_fixed
+from fedglass.models.frozen import with_fixed
 
 Change = Callable[[Tensor], Tensor]
 ONCE = Training(lr=0.1)

@@ -19,8 +19,8 @@ from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images import latent as decoders
 from fedglass.attack.images.latent import Latent, OwnDecoder, augmented, decoder_named, located_decoder
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.participant import SubtractOwnUpdate
 from fedglass.attack.parts import GeneratesImages
+from fedglass.attack.peer_knowledge import SubtractOwnUpdate
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.errors import UsageError

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.attack.forward.through import Combination, SupposedMedian, SupposedTrimmedMean, Through
+from fedglass.attack.forward.aggregation_rules import Combination, SupposedMedian, SupposedTrimmedMean, Through
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest_assignment, substitute_images
 from fedglass.attack.labels.counts import LastLayerCounts
-from fedglass.attack.participant import KeepOwnUpdate
+from fedglass.attack.peer_knowledge import KeepOwnUpdate
 from fedglass.attack.terms.distance import Cosine
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedglass.attack.exact.rows import RowRatios, UpdateMatrix, entry_error, row_ratios, stack_update
+from fedglass.attack.exact.update_matrix import RowRatios, UpdateMatrix, entry_error, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedglass.attack.attack import check_counted, check_observation
 from fedglass.attack.defaults import mark_with
 from fedglass.attack.exact.verify import message_of
-from fedglass.attack.participant import without_own_update
 from fedglass.attack.parts import Progress, no_progress
+from fedglass.attack.peer_knowledge import without_own_update
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import find
 from fedglass.core.rng import stream

@@ -24,7 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import (
+from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
+from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
+from fedglass.attack.exact.residuals import has_classes, needs_classes
+from fedglass.attack.exact.split_network import (
     SAME_EXAMPLE,
     Cut,
     Features,
@@ -34,10 +37,7 @@ from fedglass.attack.exact.cut import (
     refine_inputs,
     verify_features,
 )
-from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
-from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.residuals import has_classes, needs_classes
-from fedglass.attack.exact.rows import truncated_svd, with_ones
+from fedglass.attack.exact.update_matrix import truncated_svd, with_ones
 from fedglass.attack.exact.verify import message_of
 from fedglass.attack.labels.counts import (
     InstanceCounts,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedglass.attack.exact.cut import nearly_equal
+from fedglass.attack.exact.split_network import nearly_equal
 from fedglass.core.types import Knowledge
 
 SMOOTHNESS = 1e-3

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from fedglass.attack.exact.dense import DenseUpdate
 from fedglass.attack.exact.exact import Details, SearchBudget
-from fedglass.attack.exact.rows import truncated_svd, with_ones
+from fedglass.attack.exact.update_matrix import truncated_svd, with_ones
 from fedglass.attack.exact.verify import activation_pattern, fit_layer
 from fedglass.core.types import Knowledge
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, once
 from fedglass.attack.exact.residuals import fitted_residual, has_classes
-from fedglass.attack.exact.rows import entry_error, unpruned_entries, with_ones
+from fedglass.attack.exact.update_matrix import entry_error, unpruned_entries, with_ones
 from fedglass.attack.forward.target import network_of
 from fedglass.core.errors import FedglassError
 from fedglass.core.types import Knowledge, Observation, Training

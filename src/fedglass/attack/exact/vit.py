@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.cut import Cut, cut_at
 from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
+from fedglass.attack.exact.split_network import Cut, cut_at
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation

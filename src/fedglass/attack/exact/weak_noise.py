@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fedglass.attack.exact.cut import cut_at, head_gradients
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.linear import smoothest_images
 from fedglass.attack.exact.residuals import has_classes, needs_classes
-from fedglass.attack.exact.rows import (
+from fedglass.attack.exact.split_network import cut_at, head_gradients
+from fedglass.attack.exact.update_matrix import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
     RankOneFit,

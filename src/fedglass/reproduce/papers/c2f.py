@@ -23,8 +23,8 @@ from fedglass.models.init import FromFile, Initialisation, KaimingNormal, Kaimin
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WeightsOption
-from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.geometry import pearson
 from fedglass.reproduce.probes.reconstruct import Invert, Retried
 from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table

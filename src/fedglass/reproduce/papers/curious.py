@@ -18,8 +18,8 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.cost import iterations_of_stages
+from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
-from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
 from fedglass.reproduce.probes.peer import (
     ComparedPeerImages,

@@ -21,8 +21,8 @@ from fedglass.fl.release import Release
 from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
+from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Comparison, Experiment, Method, Paper, Recreation, Setup, WarmUp
-from fedglass.reproduce.populations import KIND_OF, KINDS
 from fedglass.reproduce.probes.reconstruct import ByPsnr, CountLabels, Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 

@@ -36,6 +36,7 @@ from fedglass.recipes.maliciously_curious_client import (
     maliciously_curious_client_published,
 )
 from fedglass.reproduce.cases import Cell
+from fedglass.reproduce.image_sources import KIND_OF
 from fedglass.reproduce.paper import (
     ClientTraining,
     Comparison,
@@ -48,7 +49,6 @@ from fedglass.reproduce.paper import (
     WeightsOption,
     peer_setup,
 )
-from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse
 from fedglass.reproduce.probes.probe import PublishedProbe
 from fedglass.reproduce.probes.theory import Theorem1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
+from fedglass.reproduce.image_sources import KIND_OF
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
 from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
-from fedglass.reproduce.populations import KIND_OF
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
 from fedglass.reproduce.probes.segment import SegmentBounds

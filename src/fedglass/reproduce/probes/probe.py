@@ -16,7 +16,7 @@ from fedglass.audit.cases import Probe
 from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
-from fedglass.core.scale import scale_of
+from fedglass.core.metric_scale import scale_of
 from fedglass.core.types import Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import Scores, score

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from fedglass.attack.best_of import AnyAttack, GuessedRun, Guesses, lowest_energies
-from fedglass.attack.participant import check_not_echo
 from fedglass.attack.parts import Progress
+from fedglass.attack.peer_knowledge import check_not_echo
 from fedglass.attack.stages import progress_part
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact

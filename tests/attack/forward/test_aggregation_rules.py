@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AttacksByRule, BestOf, GuessRule
-from fedglass.attack.forward.through import (
+from fedglass.attack.forward.aggregation_rules import (
     Combination,
     OneClient,
     SoftMedian,
@@ -20,7 +20,7 @@ from fedglass.attack.forward.through import (
     Through,
 )
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.participant import KeepOwnUpdate
+from fedglass.attack.peer_knowledge import KeepOwnUpdate
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Observation, Training

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedglass.audit.public import sample_examples
+from fedglass.audit.public_data import sample_examples
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream

@@ -12,8 +12,8 @@ import torch
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.data.dataset import CIFAR100, FEMNIST
+from fedglass.reproduce.image_sources import Population, populations
 from fedglass.reproduce.paper import WarmUp
-from fedglass.reproduce.populations import Population, populations
 from fedglass.reproduce.run import warm_up_clients
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, hook, undecayed_update
-from fedglass.attack.exact.rows import entry_error
+from fedglass.attack.exact.update_matrix import entry_error
 from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
 from fedglass.attack.labels.counts import smoothing_of
 from fedglass.core.tensors import Params

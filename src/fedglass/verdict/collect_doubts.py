@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fedglass.core.scale import Scale
+from fedglass.core.metric_scale import Scale
 from fedglass.core.text import Note, some
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
 from fedglass.verdict.gate import Gate, is_mute, known_scales

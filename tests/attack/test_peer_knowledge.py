@@ -14,8 +14,8 @@ from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.participant import FixOwnImages, FixOwnLabels, SubtractOwnUpdate, without_own_update
 from fedglass.attack.parts import Forward
+from fedglass.attack.peer_knowledge import FixOwnImages, FixOwnLabels, SubtractOwnUpdate, without_own_update
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.scoring import score_reconstruction
