@@ -32,6 +32,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy bench tools
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n auto --dist worksteal
 

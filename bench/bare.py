@@ -23,7 +23,7 @@ def steps(observation: Observation) -> Iterator[Tensor]:
 
     def energy(x: Tensor, gradient: Sequence[Tensor]) -> Tensor:
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
-        norm = sum(g.dot(g) for g in gradient).sqrt()
+        norm = torch.sqrt(sum((g.dot(g) for g in gradient), torch.zeros(())))
         variation = (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
         return 1 - product / (norm * target_norm) + 0.01 * variation
 
@@ -33,7 +33,7 @@ def steps(observation: Observation) -> Iterator[Tensor]:
 def fine_steps(observation: Observation) -> Iterator[Tensor]:
     """The second stage of coarse-to-fine: cosine, the size of each entry, squared total variation; Adam at 0.1."""
     training = observation.knows.training
-    assert training is not None, "the federations that are measured tell it"
+    assert training is not None, "the federations that are measured state it"
     target = [-update.flatten() / training.lr for update in observation.update.values()]
     shares = [1 / ((1 + t.abs()) * len(target)) for t in target]
     target_norm = _norm(target)
@@ -41,7 +41,7 @@ def fine_steps(observation: Observation) -> Iterator[Tensor]:
 
     def energy(x: Tensor, gradient: Sequence[Tensor]) -> Tensor:
         product = sum(g.dot(t) for g, t in zip(gradient, target, strict=True))
-        norm = sum(g.dot(g) for g in gradient).sqrt()
+        norm = torch.sqrt(sum((g.dot(g) for g in gradient), torch.zeros(())))
         size = sum((g - t).abs().dot(w) for g, t, w in zip(gradient, target, shares, strict=True))
         pixels = x * deviation
         across = pixels[..., :-1, 1:] - pixels[..., :-1, :-1]
@@ -55,7 +55,7 @@ def fine_steps(observation: Observation) -> Iterator[Tensor]:
 def super_client_steps(observation: Observation) -> Iterator[Tensor]:
     """The curious client as released: tau whole batches in one graph, squared error, bicubic x4, Adam at 0.1."""
     knows, training = observation.knows, observation.knows.training
-    assert training is not None, "the federations that are measured tell it"
+    assert training is not None, "the federations that are measured state it"
     model = copy.deepcopy(observation.model).eval()
     start = {name: w.clone().requires_grad_() for name, w in observation.before.items()}
     target = [-update / training.lr for update in observation.update.values()]
@@ -63,6 +63,7 @@ def super_client_steps(observation: Observation) -> Iterator[Tensor]:
     small = torch.rand(
         knows.examples, channels, height // 4, width // 4, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
+    assert knows.labels is not None, "the federations that are measured state it"
     mean, square = torch.zeros_like(small), torch.zeros_like(small)
     k = 0
     while True:
@@ -92,6 +93,7 @@ def _descend(observation: Observation, energy: Energy, fed: Callable[[Tensor], T
     model.load_state_dict({**observation.before, **observation.buffers})
     weights = list(model.parameters())
     low, high = knows.bounds()
+    assert knows.labels is not None, "the federations that are measured state it"
     x = torch.randn(knows.examples, *knows.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mean, square = torch.zeros_like(x), torch.zeros_like(x)
     k = 0

@@ -42,7 +42,7 @@ def available() -> Iterator[tuple[str, Processes | OnRay]]:
 
 def rows(name: str, executor: Processes | OnRay) -> list[tuple[str, str, str]]:
     start = time.perf_counter()
-    with executor.kept() as ready:
+    with executor.persistent() as ready:
         played(ready, WORKERS)
         first = time.perf_counter() - start
         seconds = min(played(ready, CASES) for _ in range(3))

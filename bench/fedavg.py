@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from bench import cases
 from bench.timing import peak_mib, side_by_side
+from fedglass.attack.attack import Attack
 from fedglass.attack.forward.target import leaves, network_of
 from fedglass.attack.forward.unroll import BUDGET_MIB
 from fedglass.attack.labels.given import OracleLabels
@@ -27,7 +29,11 @@ def measure() -> list[tuple[str, str, str]]:
 def surrogate() -> list[tuple[str, str, str]]:
     observation, _ = cases.colour(10, Training(lr=0.004, epochs=10, batch_size=10))
     iterations = 20
-    attacks = {"sme": partial(sme, finish=0), "sme_published": sme_published, "ig": sme_baseline_ig}
+    attacks: dict[str, Callable[..., Attack]] = {
+        "sme": partial(sme, finish=0),
+        "sme_published": sme_published,
+        "ig": sme_baseline_ig,
+    }
     runs = {
         name: partial(make(labels=OracleLabels(), iterations=iterations).run, observation)
         for name, make in attacks.items()
@@ -47,7 +53,9 @@ def simulation() -> list[tuple[str, str, str]]:
     batches = list(schedule(training, 50, None))
     start = leaves(observation, network)
     inputs = observation.knows.whitening.whiten(truth.images)
-    runs = {"plain": partial(train, network, start, inputs, truth.labels, batches, training)}
+    runs: dict[str, Callable[[], object]] = {
+        "plain": partial(train, network, start, inputs, truth.labels, batches, training)
+    }
     images = inputs.expand(training.epochs, *inputs.shape).contiguous().requires_grad_()
     for name, memory in (
         ("graphs", TrajectoryMemory(graphs=True)),

@@ -71,8 +71,8 @@ def record(folder: Path, model: str, examples: tuple[Tensor, Tensor], clients: i
     shares = [rows.chunk(clients) for rows in examples]
     for client, (images, labels) in enumerate(zip(*shares, strict=True)):
         own = copy.deepcopy(net).train()
-        place = {"client": f"client-{client}", "round": 1, "truth": True, "whitening": (MEAN, STD)}
-        with fedglass.recording(str(folder), own, **place):
+        name = f"client-{client}"
+        with fedglass.recording(str(folder), own, client=name, round=1, truth=True, whitening=(MEAN, STD)):
             optimiser = torch.optim.SGD(own.parameters(), lr=0.05, momentum=0.0 if steps else 0.9)
             order = [torch.arange(len(labels))] * steps or [
                 batch for _ in range(EPOCHS) for batch in torch.randperm(len(labels)).split(BATCH)

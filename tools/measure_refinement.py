@@ -72,4 +72,5 @@ def _figures(images: Tensor, truth: Tensor, crowd: Tensor) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:5]))
+    first, second, *counts = sys.argv[1:5]
+    main(first, second, *map(int, counts))
