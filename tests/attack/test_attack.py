@@ -24,22 +24,19 @@ from fedglass.attack.parts import (
     Bound,
     BoundTerm,
     FirstEpoch,
-    PausableRun,
     Problem,
     Progress,
     Refinement,
     Solution,
     no_progress,
-    run_to_end,
 )
-from fedglass.attack.solvers.adam import LBFGS, Adam, SignedAdam
+from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Lowest
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import ModelError, UpdateError, UsageError
 from fedglass.core.identity import identity_text
-from fedglass.core.rng import derive
 from fedglass.core.types import Observation, Reconstruction, Training, Unknown
 from fedglass.federation.federation import observe
 from fedglass.federation.views import Knows, ServerView
@@ -83,102 +80,6 @@ def test_the_restart_of_lowest_energy_is_returned(toy: Any, energies: list[float
     chosen = solver.starts[energies.index(best)]
     torch.testing.assert_close(found.images, seen.knows.whitening.unwhiten(chosen[0]))
     assert len({float(s.sum()) for s in solver.starts}) == len(energies)  # each from a start of its own
-
-
-@dataclass(frozen=True)
-class Paced:
-    """A solver of four steps that notes how far it came from each start, with the start's size as energy."""
-
-    steps_of: dict[float, int]
-    dies: bool = False
-
-    def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return run_to_end(self.steps(problem, progress))
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
-        start = float(problem.unknowns[0].start.sum())
-        self.steps_of[start] = 0
-        for k in range(4):
-            progress(k, 4)
-            self.steps_of[start] += 1
-            if not self.dies:
-                yield (k + 1) / 4, abs(start)
-        progress(4, 4)
-        self.steps_of[start] += 1
-        return Solution(tuple(u.start for u in problem.unknowns), abs(start), torch.tensor([abs(start)]))
-
-
-def paced(restarts: int, halving: bool, dies: bool = False) -> tuple[Attack, dict[float, int]]:
-    solver = Paced({}, dies)
-    stage = Stage(OneGradient(), FreePixels(), SquaredError(), solver)
-    return Attack(OracleLabels(), (stage,), restarts=restarts, halving=halving), solver.steps_of
-
-
-@pytest.mark.parametrize(
-    ("restarts", "steps"),
-    [(1, [5]), (2, [5, 1]), (3, [5, 2, 1]), (5, [5, 5, 2, 1, 1]), (8, [5, 5, 2, 2, 1, 1, 1, 1])],
-)
-def test_halving_gives_up_the_starts_of_higher_energy(toy: Any, restarts: int, steps: list[int]) -> None:
-    seen = toy.observation(FEDAVG)
-    (plain, each), (halved, some) = paced(restarts, halving=False), paced(restarts, halving=True)
-    told: list[float] = []
-    best = plain.run(seen, seed=4)
-    found = halved.run(seen, seed=4, progress=lambda done, of: told.append(done / of))
-    assert list(each.values()) == [5] * restarts
-    assert list(some) == list(each)
-    assert [some[start] for start in sorted(some, key=abs)] == steps
-    assert found.energy == best.energy
-    assert torch.equal(found.images, best.images)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-
-
-def test_a_start_that_ends_before_its_time_is_not_lost(toy: Any) -> None:
-    seen = toy.observation(FEDAVG)
-    dead, alive = (paced(3, halving=True, dies=dies)[0].run(seen) for dies in (True, False))
-    assert dead.energy >= alive.energy
-    assert torch.isfinite(dead.images).all()
-
-
-@pytest.mark.parametrize("solver", [Adam(0.1, 12, keep=Lowest()), SignedAdam(0.1, 12), LBFGS(iterations=6)])
-@pytest.mark.parametrize("stages", [1, 2])
-def test_a_start_that_was_paused_ends_where_it_does_alone(toy: Any, solver: Any, stages: int) -> None:
-    seen = toy.observation(FEDAVG)
-    stage = Stage(OneGradient(), Pixels(), Cosine() + 0.01 * TotalVariation(), solver)
-    attack = Attack(JointLabels(), (stage,) * stages, restarts=4)
-    alone = [replace(attack, restarts=1).run(seen, seed=seed) for seed in range(4)]
-    with pytest.MonkeyPatch.context() as patch:
-        # The seed of each start is then that of a run by itself.
-        patch.setattr("fedglass.attack.attack.derive", lambda seed, name, i: derive(i, name, 0))
-        found = replace(attack, halving=True).run(seen)
-    same = [run for run in alone if torch.equal(run.images, found.images)]
-    assert len(same) == 1
-    assert same[0].energy == found.energy
-    assert same[0].trace == found.trace
-
-
-def test_a_solver_that_can_not_pause_is_refused(toy: Any) -> None:
-    attack, _ = scripted([1.0, 2.0])
-    with pytest.raises(UsageError, match="Scripted has no method steps: leave halving out"):
-        replace(attack, halving=True)
-
-
-def test_halving_of_one_start_is_that_run(toy: Any) -> None:
-    seen = toy.observation(FEDAVG)
-    one, halved = simple().run(seen), replace(simple(), halving=True).run(seen)
-    assert torch.equal(one.images, halved.images)
-    assert one.energy == halved.energy
-    assert one.trace == halved.trace
-
-
-def test_halving_is_told_only_where_it_is_done() -> None:
-    attack = simple(restarts=4)
-    halved = replace(attack, halving=True)
-    assert "halving" not in repr(attack)
-    assert repr(attack).endswith("refine=(), restarts=4)")
-    assert repr(halved) == repr(attack)[:-1] + ", halving=True)"
-    assert "halving" not in identity_text(attack)
-    assert identity_text(attack) != identity_text(halved)
 
 
 @dataclass(frozen=True)

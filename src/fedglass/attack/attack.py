@@ -22,12 +22,10 @@ from fedglass.attack.parts import (
     Labels,
     MatchAndAverage,
     Merge,
-    PausableRun,
     Problem,
     Progress,
     Refine,
     Refinement,
-    Solution,
     Solver,
     check_labels,
     check_refinement,
@@ -41,7 +39,6 @@ from fedglass.attack.stages import (
     labels_of_rounds,
     progress_part,
     run_all_starts,
-    run_halving_starts,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
@@ -87,8 +84,6 @@ class Attack:
     merge: Merge = field(default_factory=MatchAndAverage)
     refine: tuple[Refine, ...] = ()
     restarts: int = 1
-    halving: bool = field(default=False, metadata=LATER)
-    """Whether the half of the starts with the higher energy is stopped on the way, twice."""
     start: AnyAttack | None = field(default=None, metadata=LATER)
     """An attack, such as `exact`: the first start begins with its images, and at random where it reads none."""
 
@@ -97,12 +92,6 @@ class Attack:
             raise UsageError("An attack needs at least one stage, got none.")
         if self.restarts < 1:
             raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
-        not_pausable = [stage.solver for stage in self.stages if not hasattr(stage.solver, "steps")]
-        if self.halving and not_pausable:
-            raise UsageError(
-                f"attack.halving pauses the solver, but {type(not_pausable[0]).__name__} has no method steps: leave "
-                "halving out."
-            )
 
     def __repr__(self) -> str:
         """Print later fields only where they are used, so that the names of older records hold."""
@@ -118,7 +107,7 @@ class Attack:
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
         run = self._bind(observation, seeds[0])
-        best = (run_halving_starts if self.halving else run_all_starts)(run, seeds, progress)
+        best = run_all_starts(run, seeds, progress)
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -194,7 +183,7 @@ class Attack:
         begin = {} if self.start is None else {first_seed: self.start.run(observation, first_seed)}
         labels_of = _labels_by_seed(self.labels, observation)
 
-        def run(seed: int, progress: Progress) -> PausableRun[Reconstruction]:
+        def run(seed: int, progress: Progress) -> Reconstruction:
             labels = labels_of(seed)
             label_start: Sequence[Tensor] = [u.start for u in labels.unknowns]
             images = _begun(observation, begin.get(seed), labels.decode(label_start), stream(seed, "images", 0))
@@ -205,7 +194,7 @@ class Attack:
                 a, b = len(unknown.unknowns), len(unknown.unknowns) + len(moving)
                 problem = _problem(stage, observation, forward, unknown, Bound(moving, labels.decode))
                 part = progress_part(progress, i, len(stages))
-                solution = yield from _staged(stage.solver, problem, part, i, len(stages))
+                solution = stage.solver.minimise(problem, part)
                 images = unknown.decode(solution.tensors[:a]).detach()
                 label_start = solution.tensors[a:b]
                 notes += () if solution.finite else (Note.NON_FINITE,)
@@ -241,21 +230,6 @@ def _hard(labels: Tensor, loss: Loss | None = None) -> Tensor:
     if target_kind(loss) is not TargetKind.CLASSES:
         return labels
     return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
-
-
-def _staged(solver: Solver, problem: Problem, progress: Progress, stage: int, stages: int) -> PausableRun[Solution]:
-    """Run one of several stages, and pause where the solver does."""
-    pausable: Callable[[Problem, Progress], PausableRun[Solution]] | None = getattr(solver, "steps", None)
-    if pausable is None:
-        return solver.minimise(problem, progress)
-    steps = pausable(problem, progress)
-    while True:
-        try:
-            share, energy = next(steps)
-        except StopIteration as end:
-            solution: Solution = end.value
-            return solution
-        yield (stage + share) / stages, energy
 
 
 def _labels_by_seed(labels: Labels, observation: Observation) -> Callable[[int], Bound]:

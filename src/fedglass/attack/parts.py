@@ -6,9 +6,9 @@ observation gives closures over tensors, which is all that the hot loop sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -168,28 +168,9 @@ class Solution:
 
 
 class Solver(Protocol):
-    """Moves the unknowns to lower the energy.
-
-    A solver with a run that can be paused, and so be stopped in favour of a more promising one, also has a method
-    `steps(problem, progress)`, which returns a `PausableRun` of the solution.
-    """
+    """Moves the unknowns to lower the energy."""
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution: ...
-
-
-T = TypeVar("T")
-PausableRun = Generator[tuple[float, float | Tensor], None, T]
-"""A run that pauses after each iteration: the share of its way that is done, and the last energy. At its end, T."""
-
-
-def run_to_end(steps: PausableRun[T]) -> T:
-    """Run without a pause, and return the result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 class Merge(Protocol):

@@ -17,57 +17,21 @@ from fedglass.attack.parts import (
     Evaluation,
     Forward,
     Labels,
-    PausableRun,
     Progress,
     binding_of,
-    run_to_end,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Candidate, Knowledge, Observation, Reconstruction
 
-HALVINGS = (0.25, 0.5)
-"""Shares of the way at which the worse half of the starts is stopped: eight starts cost four complete runs. Measured
-with Inverting Gradients on LeNet5, eight starts for each of four messages: the lowest energies up to 1/16, 1/8, 1/4 and
-1/2 of the way have rank correlations of 0.2, 0.3, 0.6 and 0.9 with those at the end."""
-
-Run = Callable[[int, Progress], PausableRun[Reconstruction]]
+Run = Callable[[int, Progress], Reconstruction]
 """A run from the start of a seed."""
 
 
 def run_all_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
     """Run each start to its end, and return the run of lowest energy."""
-    runs = [run_to_end(run(seed, progress_part(progress, i, len(seeds)))) for i, seed in enumerate(seeds)]
+    runs = [run(seed, progress_part(progress, i, len(seeds))) for i, seed in enumerate(seeds)]
     return min(runs, key=lambda run: energy_rank(run.energy))
-
-
-def run_halving_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
-    """Stop the worse half of the starts at each share (successive halving), and return the run of lowest energy."""
-    total = round(1000 * halving_cost(len(seeds)))
-    progress_of = _shared_progress(progress, total)
-    runs = {seed: run(seed, progress_of(seed)) for seed in seeds}
-    ended: dict[int, Reconstruction] = {}
-
-    def advance(seed: int, share: float) -> float:
-        """Continue up to that share of the way, and return the lowest energy since the last pause."""
-        energies: list[float | Tensor] = []
-        while seed not in ended:
-            try:
-                at, energy = next(runs[seed])
-            except StopIteration as end:  # early, since the energy is no longer finite
-                ended[seed] = end.value
-                break
-            energies.append(energy)
-            if at >= share:
-                break
-        return min((energy_rank(float(energy)) for energy in energies), default=math.inf)
-
-    for share in HALVINGS:
-        energy_by_seed = {seed: advance(seed, share) for seed in seeds}
-        seeds = sorted(seeds, key=energy_by_seed.__getitem__)[: math.ceil(len(seeds) / 2)]
-    ends = [ended[seed] if seed in ended else run_to_end(runs[seed]) for seed in seeds]
-    progress(total, total)
-    return min(ends, key=lambda run: energy_rank(run.energy))
 
 
 def energy_rank(energy: float) -> float:
@@ -78,32 +42,6 @@ def energy_rank(energy: float) -> float:
 def progress_part(progress: Progress, index: int, parts: int) -> Progress:
     """Return the part of a progress bar for one of several restarts, stages or guesses."""
     return lambda done, total: progress(index * total + done, parts * total)
-
-
-def halving_cost(starts: int) -> float:
-    """Return the cost of halving that many starts, in complete runs.
-
-    >>> halving_cost(8), halving_cost(1)
-    (4.0, 1.0)
-    """
-    cost, last = 0.0, 0.0
-    for share in (*HALVINGS, 1.0):
-        cost, last, starts = cost + starts * (share - last), share, math.ceil(starts / 2)
-    return cost
-
-
-def _shared_progress(progress: Progress, total: int) -> Callable[[int], Progress]:
-    """Return a progress callback for each of several runs that take turns; the bar counts thousandths of a run."""
-    shares: dict[int, float] = {}
-
-    def of(key: int) -> Progress:
-        def report(done: int, iterations: int) -> None:
-            shares[key] = done / iterations
-            progress(min(total, round(1000 * sum(shares.values()))), total)
-
-        return report
-
-    return of
 
 
 def bind_forward(forward: Forward, observation: Observation) -> BoundForward:

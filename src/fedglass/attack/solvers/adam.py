@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedglass.attack.parts import PausableRun, Problem, Progress, Solution, run_to_end
+from fedglass.attack.parts import Problem, Progress, Solution
 from fedglass.attack.solvers.schedules import Constant, Keep, Last, RateSchedule, check_iterations
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
@@ -44,9 +44,6 @@ class AdamOptions(ABC):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return run_to_end(self.steps(problem, progress))
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         return descend(self, problem, progress, self.direction)
 
     @abstractmethod
@@ -77,7 +74,7 @@ Direction = Callable[[Sequence[Tensor], DisplacedGradients], Sequence[Tensor]]
 """Computes the tensors that Adam takes instead of the gradients."""
 
 
-def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: Direction) -> PausableRun[Solution]:
+def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: Direction) -> Solution:
     """Run the hot loop.
 
     `alive` becomes false, on the device, at the first iterate of non-finite energy or gradient. That step returns to
@@ -110,7 +107,6 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
                 m.step(k + 1, factor, alive)
         if k % report_every == 0:
             progress(k, n)
-        yield (k + 1) / n, trace[-1]
     final = problem.energy(tensors, 1.0).detach()
     if not math.isfinite(float(final)):  # only at the end may the loop wait for the device
         alive.fill_(False)
@@ -235,9 +231,6 @@ class LBFGS:
         check_iterations(self.iterations)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return run_to_end(self.steps(problem, progress))
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         starts = (u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         tensors = tuple(start.requires_grad_() for start in starts)
         optimiser = torch.optim.LBFGS(tensors, lr=self.rate, max_iter=self.inner, history_size=self.history)
@@ -262,9 +255,6 @@ class Momentum:
             raise UsageError(f"solver.momentum must be at least 0 and below 1, got {self.momentum:g}.")
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return run_to_end(self.steps(problem, progress))
-
-    def steps(self, problem: Problem, progress: Progress) -> PausableRun[Solution]:
         tensors = tuple(u.start.detach().clone().requires_grad_() for u in problem.unknowns)
         groups = [{"params": [t], "lr": self.rate * u.rate} for t, u in zip(tensors, problem.unknowns, strict=True)]
         optimiser = torch.optim.SGD(groups, self.rate, self.momentum, nesterov=self.momentum > 0)
@@ -277,7 +267,7 @@ def _descend_by(
     iterations: int,
     problem: Problem,
     progress: Progress,
-) -> PausableRun[Solution]:
+) -> Solution:
     """Call `step` of one of torch's optimisers for every iteration, and project onto the boxes after each."""
     trace = torch.full((iterations + 1,), math.nan)
     safe = [t.detach().clone() for t in tensors]
@@ -294,7 +284,6 @@ def _descend_by(
             break
         _project(problem, tensors)
         progress(k, iterations)
-        yield (k + 1) / iterations, energy
     last = _energy(problem, tensors) if finite else math.nan
     if not math.isfinite(last):
         finite, tensors, last = False, tuple(safe), _energy(problem, safe)
