@@ -25,7 +25,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.core.text import AFTER_ROUND
+from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
 from fedglass.core.types import Training
 from fedglass.federation.behaviours import Honest
 from fedglass.federation.client import TrainClients, train_sequentially
@@ -175,7 +175,7 @@ class Simulated:
         """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None or self._predicts_numbers:
             return {}
-        utility = {"test accuracy": self._accuracy(last)}
+        utility = {TEST_ACCURACY: self._accuracy(last)}
         if any(map(defences_of, self.federation.clients)):
             bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
             *_, last = bare.play(self.rounds, progress, answers)

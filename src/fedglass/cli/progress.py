@@ -152,7 +152,7 @@ def say_result(result: AuditResult, device: str) -> None:
     console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
     next_step = [f"Next step: {verdict.step}"] if verdict.step else []
     utility = utility_in_words(result.records)
-    for line in (verdict.sentence, verdict.interval, *verdict.limits, *next_step, *utility):
+    for line in (verdict.sentence, *verdict.by_value, verdict.interval, *verdict.limits, *next_step, *utility):
         console.print(Text(plain(line)), soft_wrap=True)
     gate = result.summary.judged_by()
     counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
@@ -200,6 +200,7 @@ def audit_as_json(
         "sentence": verdict.sentence,
         "interval": interval,
         "next_step": verdict.step,
+        "by_value": list(verdict.by_value),
         "limits": list(verdict.limits),
         "cases": {"planned": planned, "run": len(records), "failed": failed},
         "doubts": [{"kind": kind, "severity": severity, "cases": n} for (kind, severity), n in counts.most_common()],

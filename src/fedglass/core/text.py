@@ -16,6 +16,8 @@ class Note(enum.StrEnum):
     """The message did not tell whether any label occurs twice, so that none was taken to."""
 
 
+TEST_ACCURACY = "test accuracy"
+"""Of the model at the end of a federation, with its defences."""
 AFTER_ROUND = "test accuracy after the audited round"
 """Of the model that the federation had then, where several rounds are audited."""
 
