@@ -77,8 +77,8 @@ def _by_swept_value(records: Sequence[Record], gate: Gate) -> Iterator[str]:
     for option in dict.fromkeys(name for record in records for name in record.swept):
         values = sorted({record.swept[option] for record in records if option in record.swept})
         records_at = {value: [r for r in records if r.swept.get(option) == value] for value in values}
-        state_at = {value: judge(records_at[value], gate).state for value in values}
-        for state, neighbours in groupby(state_at, key=state_at.__getitem__) if len(state_at) > 1 else ():
+        state_at = {value: judge(records_at[value], gate).state for value in values} if len(values) > 1 else {}
+        for state, neighbours in groupby(state_at, key=state_at.__getitem__):
             together = list(neighbours)
             yield texts.AT_VALUES.format(
                 option=option.replace("_", " "),
