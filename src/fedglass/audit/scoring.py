@@ -122,6 +122,10 @@ def energy_at(
     return attack.energy_of(observation, images.to(device), labels.to(device), like)
 
 
+MOST_BLENDED = 32
+"""Private images that a blend is compared with: the mean of more is nearer to theirs than to any single one, too."""
+
+
 def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     """Return, for each reconstruction, the private images whose mean it shows; empty where it shows one of them.
 
@@ -136,11 +140,14 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
         return [[] for _ in shown]
     flat, true = shown.detach().cpu().double().flatten(1), private.double().flatten(1)
     distances = torch.cdist(flat, true)  # (n, n)
-    order = distances.argsort(dim=1)
-    means = true[order].cumsum(dim=1) / torch.arange(1, len(true) + 1).view(1, -1, 1)  # (n, n, pixels)
-    to_means = (means - flat.unsqueeze(1)).norm(dim=2)  # (n, n): to the mean of the nearest 1, 2, ...
-    best = torch.where(to_means.isnan(), torch.inf, to_means).argmin(dim=1)
-    return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]
+    order = distances.argsort(dim=1)[:, :MOST_BLENDED]
+    counts = torch.arange(1, order.shape[1] + 1).view(-1, 1)
+    blends = []
+    for image, nearest in zip(flat, order, strict=True):
+        to_means = (true[nearest].cumsum(dim=0) / counts - image).norm(dim=1)  # to the mean of the nearest 1, 2, ...
+        best = int(torch.where(to_means.isnan(), torch.inf, to_means).argmin())
+        blends.append(sorted(nearest[: best + 1].tolist()) if best else [])
+    return blends
 
 
 LONGEST_SIDE = 64
