@@ -21,7 +21,7 @@ from fedglass.recorders.plain import recording
 from fedglass.recorders.training_facts import training_facts
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.epsilons import recorded_epsilons
-from fedglass.recordings.facts import ACCOUNTANT, RESERVATION_IDS, RESERVATIONS, FactSheet
+from fedglass.recordings.facts import ACCOUNTANT, RESERVATION_IDS, RESERVATIONS, FactSheet, preferred
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import training_of
 
@@ -101,7 +101,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def train(
     model: nn.Module, *, sizes: list[int], kind: Any = DPOptimizer, inner: Optimiser = sgd, **options: Any
 ) -> Any:
-    """Take a step on each batch; `skipped` of the batches are drawn and not trained on."""
+    """Take a step on the first `cut` examples of each batch."""
     poisson, cut = options.pop("poisson", True), options.pop("cut", None)
     private = kind(inner(model.parameters()), model, **options)
     private.step_hook = PRVAccountant().get_optimizer_hook_fn(0.5 if poisson else 1.0)
@@ -192,6 +192,17 @@ def said(folder: Path) -> str:
 def test_a_sample_may_leave_out_examples_and_not_have_more(declared: int, contradicts: bool, tmp_path: Path) -> None:
     record(tmp_path / "b", sizes=[3, 5, 4], declared=declared, expected_batch_size=4)
     assert ("Contradictions" in said(tmp_path / "b")) is contradicts
+
+
+def test_clipping_that_was_asked_for_is_among_what_was_done(tmp_path: Path) -> None:
+    folder = record(tmp_path / "b", sizes=[EXAMPLES], poisson=False)
+    clipping = {"name": "flower_fixed_clipping", "options": {"clipping_norm": 1.0}}
+    done = preferred(read_bundle(folder).facts_of("a", 0), "defences")
+    writer = BundleWriter(folder, resume=True)
+    writer.training("a", 0, {"defences": [clipping]}, source="declared")
+    assert "sources disagree on defences" in said(folder)
+    writer.training("a", 0, {"defences": [*done, clipping]}, source="read")
+    assert "sources disagree on defences" not in said(folder)
 
 
 def test_record_info_never_lacks_what_it_has_read(tmp_path: Path) -> None:
