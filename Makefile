@@ -41,9 +41,10 @@ check: $(STAMP)
 .venv-%/.installed: pyproject.toml constraints-%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
-		-e '.[$(*:-lowest=)]' $(ALSO_$(*:-lowest=)) pytest hypothesis
+		-e '.[$(*:-lowest=)$(EXTRA_$(*:-lowest=))]' $(ALSO_$(*:-lowest=)) pytest hypothesis
 	@touch $@
 
+EXTRA_flower := ,dp
 ALSO_flower := 'flwr[simulation]'
 ALSO_ray := submitit
 

@@ -15,12 +15,18 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 LOWEST = {
     "flower": "constraints-flower-lowest.txt",
+    "dp": "constraints-flower-lowest.txt",
     "nvflare": "constraints-nvflare-lowest.txt",
     "ray": "constraints-ray.txt",
     "slurm": "constraints-ray.txt",
 }
 """Of each extra, the versions with which `make test-...` tests the lowest that it allows; some have no others."""
-RECENT = {**LOWEST, "flower": "constraints-flower.txt", "nvflare": "constraints-nvflare.txt"}
+RECENT = {
+    **LOWEST,
+    "flower": "constraints-flower.txt",
+    "dp": "constraints-flower.txt",
+    "nvflare": "constraints-nvflare.txt",
+}
 
 
 def requirement(extra: str) -> Requirement:
@@ -49,7 +55,7 @@ def test_the_lowest_version_of_an_extra_is_tested(extra: str) -> None:
     assert pins(LOWEST[extra])["torch"] == pins("constraints.txt")["torch"]
 
 
-@pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare")])
+@pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare"), ("dp", "Opacus")])
 def test_the_readme_names_the_lowest_and_the_recent_one(extra: str, framework: str) -> None:
     name = requirement(extra).name
     lowest, recent = pins(LOWEST[extra])[name], pins(RECENT[extra])[name]

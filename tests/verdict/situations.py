@@ -46,6 +46,7 @@ from fedglass.federation.views import AggregateView, Knows, ServerView, Together
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
+from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.models.catalogue import build
 from fedglass.models.frozen import with_fixed
@@ -171,6 +172,8 @@ class Made:
     """The number of parameters, from the first layer on, that are not trained, and have no noise either."""
     noisy: bool = True
     """False: the noise is on those alone."""
+    opacus: bool = False
+    """Each local step is that of Opacus, with noise multiplier 1 and clip 1."""
 
     def left(self, model: nn.Module) -> tuple[str, ...]:
         """Those parameters by name."""
@@ -182,12 +185,15 @@ class Made:
         for parameter in list(trained.parameters())[: self.frozen]:
             parameter.requires_grad_(False)
         optimiser = self.optimiser(trained.parameters(), lr=self.lr, **self.options)
+        generator = stream(0, "situations", "opacus")
         for _ in range(self.epochs):
             for rows in torch.arange(len(labels)).split(self.batch_size):
                 optimiser.zero_grad()
                 outputs = trained(self.whitening.whiten(images[rows]))
                 loss = F.cross_entropy(outputs, labels[rows], label_smoothing=self.smoothing)
                 (self.factor * loss).backward()
+                if self.opacus:
+                    _as_opacus(trained, self.whitening.whiten(images[rows]), labels[rows], generator)
                 optimiser.step()
         moved = {name: (after - before).detach() for (name, after), before in _pairs(trained, model)}
         size = float(torch.cat([change.flatten() for change in moved.values()]).norm())
@@ -203,6 +209,18 @@ class Made:
         return change.half().float() if self.half else change
 
 
+def _as_opacus(model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> None:
+    """Put the noisy mean of clipped gradients in place, each by its own pass: clip 1 and noise multiplier 1."""
+    weights = list(model.parameters())
+    totals = [torch.zeros_like(weight) for weight in weights]
+    for i in range(len(labels)):
+        gradients = torch.autograd.grad(F.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1]), weights)
+        share = min(1.0, 1.0 / (float(torch.cat([g.flatten() for g in gradients]).norm()) + 1e-6))
+        totals = [total + share * gradient for total, gradient in zip(totals, gradients, strict=True)]
+    for weight, total in zip(weights, totals, strict=True):
+        weight.grad = (total + torch.randn(total.shape, generator=generator)) / len(labels)
+
+
 def _pairs(trained: nn.Module, model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
     return zip(trained.named_parameters(), model.parameters(), strict=True)
 
@@ -215,7 +233,7 @@ def recorded(
     model: Callable[[], nn.Module] = lenet,
     whitening: Whitening = PLAIN,
     defended: bool | None = None,
-    defence: Release | None = None,
+    defence: Release | GradientFn | None = None,
     truth: Callable[[Examples], Examples] | None = lambda examples: examples,
 ) -> Callable[[], Source]:
     """A message of `count` examples, declared as it is told; `defence` says by what it is defended."""
@@ -231,7 +249,7 @@ def recorded(
         words = ("Defended, as the plan says.",) if defended or defence is not None else ()
         protected = None if defended is None and defence is None else {name: words}
         terms = Terms(SHAPE, CLASSES, whitening, (name,), "not recorded", defences=protected)
-        shields = {} if defence is None else {name: Protection(release=defence)}
+        shields = {} if defence is None else {name: Protection.of([defence])}
         truths = None if said is None else Truths({name: said})
         return Recorded(Transcript(net, terms, {0: past}), truths, defences=shields)
 
@@ -1175,7 +1193,7 @@ def _games() -> Iterator[Situation]:
 
 
 def _filters() -> Iterator[Situation]:
-    """Filters of NVFlare and mods of Flower, as hospitals run them."""
+    """Filters of NVFlare, mods of Flower and Opacus's DP-SGD, as hospitals run them."""
     false = DoubtKind.EPSILON_NOT_AS_DECLARED
     flip = {"release": FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)}
     percentile, honest = {"release": PercentilePrivacy(10, 0.01)}, {"release": FlowerLocalDP(0.1, 0.1, 1.0, 1e-5)}
@@ -1188,6 +1206,13 @@ def _filters() -> Iterator[Situation]:
     kept = {"release": Chain((FlowerLocalDP(0.1, 0.1, 1.0, 1e-5), PercentilePrivacy()))}
     yield row("the same, and PercentilePrivacy after it", SAFE, simulated(kept))
     yield row("NVFlare's SVTPrivacy with its defaults", OPEN, simulated({"release": SVTPrivacy()}))
+    once, declared = Made(opacus=True), DPSGD(clip=1.0, noise_multiplier=1.0)
+    yield row("recorded: Opacus, one full batch, mu = 1", SAFE, recorded(once, count=4, defence=declared))
+    ten, told = Made(opacus=True, epochs=10), replace(TOLD, epochs=10)
+    weak = DoubtKind.WEAK_CERTIFICATE
+    yield row(
+        "recorded: Opacus, ten full batches, mu = 3.2", OPEN, recorded(ten, told, 4, defence=declared), doubt=weak
+    )
 
 
 SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps(), *_filters())

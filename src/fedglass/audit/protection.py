@@ -11,7 +11,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import some
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
-from fedglass.defend.accounting import Mechanism, budgets, client_mechanism
+from fedglass.defend.accounting import DELTA, Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.filters import FlowerFixedClipping
 from fedglass.defend.noise import GaussianNoise
@@ -28,8 +28,6 @@ FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
 SHOWN = 6
 """Clients that are named one by one."""
-DELTA = 1e-5
-"""The delta at which budgets are stated: customary, and below one in the number of a client's examples."""
 
 
 def defences_of(client: Client) -> list[str]:

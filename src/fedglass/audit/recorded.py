@@ -25,7 +25,7 @@ from fedglass.checks.claim import claim_of, has_unnamed_defence, participants_of
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
-from fedglass.core.text import some
+from fedglass.core.text import EPSILON_MEANING, some
 from fedglass.defend.declared_epsilon import EpsilonClaim
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
@@ -58,7 +58,7 @@ class Recorded:
     recorder_caveats: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """Sentences of a recorder about parts of the training that cannot be run again."""
     epsilons: Mapping[str, tuple[EpsilonClaim, ...]] = field(default_factory=dict)
-    """Declared epsilons that do not hold, by client; those of the whole federation have an empty name."""
+    """Epsilons by client, next to the declared ones; those of the whole federation have an empty name."""
     unaudited_updates: Mapping[tuple[int, str], Params] = field(default_factory=dict)
     """Updates that the server received and that are not audited: noise may repeat there."""
     unaudited_clients: tuple[str, ...] = ()
@@ -96,7 +96,8 @@ class Recorded:
     def _further_evidence(self) -> Iterator[Sequence[object]]:
         """Yield what decides the verdict in addition to the messages: a bundle may have grown or been corrected."""
         yield sorted(self.contradictions.items())
-        yield sorted((client, repr(claims)) for client, claims in self.epsilons.items())
+        exceeded = {name: tuple(claim for claim in claims if claim.exceeded) for name, claims in self.epsilons.items()}
+        yield sorted((client, repr(claims)) for client, claims in exceeded.items() if claims)
         audited = self.transcript.participants_by_round.rounds
         rounds = {} if self.attendance is None else self.attendance.rounds
         yield sorted((index, names) for index, names in rounds.items() if index not in audited)
@@ -196,7 +197,8 @@ class Recorded:
             yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
         for client in ("", *result.clients):
             for claim in self.epsilons.get(client, ()):
-                yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
+                if claim.exceeded:
+                    yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""
@@ -235,7 +237,13 @@ class Recorded:
             (f"Recording{named}", lines),
             *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
         ]
+        if self.epsilons:
+            sections.append(("Epsilon", [*self._epsilon_texts(), EPSILON_MEANING]))
         return [*sections, ("Contradictions", self.contradiction_texts())] if self.contradictions else sections
+
+    def _epsilon_texts(self) -> Iterator[str]:
+        for client, claims in self.epsilons.items():
+            yield from (f"{client or 'The federation'}: {claim}" for claim in claims)
 
     def _personalised(self) -> Iterator[str]:
         """Say which clients were sent a model of their own."""

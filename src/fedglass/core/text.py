@@ -22,6 +22,11 @@ AFTER_ROUND = "test accuracy after the audited round"
 """Of the model that the federation had then, where several rounds are audited."""
 
 
+EPSILON_MEANING = (
+    "Epsilon bounds what one record changes: the odds of any conclusion grow by a factor of e^epsilon at most, except "
+    "with probability delta."
+)
+
 # Lists in sentences.
 
 

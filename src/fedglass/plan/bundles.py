@@ -26,7 +26,7 @@ from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensor
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
-from fedglass.recordings.epsilons import exceeded_by_client
+from fedglass.recordings.epsilons import claims_by_client
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved_transcripts import defence_text
@@ -92,7 +92,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         unaudited_clients=unaudited_clients(selection),
         extra_payload=extra_payload(selection, model),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
-        epsilons=exceeded_by_client(bundle),
+        epsilons=claims_by_client(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
