@@ -7,7 +7,7 @@ gradients of the examples one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -46,13 +46,20 @@ class DPSGD:
         check_at_least_zero(self, "noise_multiplier")
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
-        generator, std, size = noise_source(step), self.noise_multiplier * self.clip, len(step.inputs)
+        return self.noisy_mean(step, len(step.inputs))
+
+    def noisy_mean(self, step: Step, size: int) -> list[Tensor]:
+        """Return the noisy sum of the clipped gradients over `size`."""
+        generator, std = noise_source(step), self.noise_multiplier * self.clip
         return [(t + std * normal(t, generator)) / size for t in self.clipped_sum(step)]
 
     def clipped_sum(self, step: Step) -> list[Tensor]:
         """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
-        total = [torch.zeros_like(w) for w in step.weights]
-        for chunk in example_gradients(step):
+        return self._clipped(example_gradients(step), [torch.zeros_like(w) for w in step.weights])
+
+    def _clipped(self, chunks: Iterable[Sequence[Tensor]], total: list[Tensor]) -> list[Tensor]:
+        """Return the total with the gradients of these chunks added, each clipped."""
+        for chunk in chunks:
             scale = (self.clip / _norms(chunk)).clamp(max=1.0)  # (chunk,)
             total = [t + torch.tensordot(scale, g, dims=1) for t, g in zip(total, chunk, strict=True)]
         return total
@@ -88,11 +95,13 @@ class PoissonDPSGD(DPSGD):
             step.inputs.device
         )
         expected, size = self.sample_rate * count, int(chosen.sum())
-        if not size:
+        canaries = None if step.canaries is None else step.canaries.sampled(self.sample_rate, generator)
+        if not size and canaries is None:
             std = self.noise_multiplier * self.clip / expected
             return [std * normal(w.detach(), generator) for w in step.weights]
-        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen])
-        return [g * (size / expected) for g in super().gradient(sampled)]
+        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen], canaries=canaries)
+        size = max(size, 1)
+        return [g * (size / expected) for g in self.noisy_mean(sampled, size)]
 
 
 PARAMETER_FREE = nn.Flatten | nn.ReLU | nn.Tanh | nn.Sigmoid | nn.MaxPool2d | nn.AvgPool2d | nn.Identity
@@ -138,7 +147,8 @@ class GhostDPSGD(DPSGD):
                 total[f"{name}.weight"] = (scale[:, None] * gradient).T @ inputs
             if layer.bias is not None:
                 total[f"{name}.bias"] = scale @ _bias_gradients(layer, gradient)
-        return [total[name].detach() for name in step.network.names]
+        canaries = () if step.canaries is None else step.canaries.gradients(step)
+        return self._clipped(canaries, [total[name].detach() for name in step.network.names])
 
 
 def _bias_gradients(layer: nn.Module, gradient: Tensor) -> Tensor:
