@@ -10,6 +10,7 @@ import click
 
 from fedglass import __version__
 from fedglass.cli.audit import audit, demo, report
+from fedglass.cli.epsilon import epsilon
 from fedglass.cli.options import plain
 from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
@@ -77,7 +78,7 @@ def cli() -> None:
     """
 
 
-audits = (demo, init, check, audit, record_info, join, report, list_known, schema)
+audits = (demo, init, check, audit, epsilon, record_info, join, report, list_known, schema)
 for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder, train_gan):
     cli.add_command(command)
 
