@@ -17,7 +17,7 @@ from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.network import Network
 
 CANARIES = Canaries(seed=3, count=10)
-LIKE = {"b.bias": torch.zeros(7), "a.weight": torch.zeros(6, 7), "steps": torch.tensor(3)}
+LIKE = {"b.bias": torch.zeros(7), "a.weight": torch.zeros(6, 7), "scale": torch.tensor(1.0), "steps": torch.tensor(3)}
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:

@@ -101,7 +101,7 @@ def _shaped(entries: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return entries in the shapes and types of a model; what is no float is 0.  # (..., d)"""
     names, ahead = _floating(like), entries.shape[:-1]
     pieces = torch.split(entries, [like[name].numel() for name in names], dim=-1)
-    tensors = {name: piece.reshape(*ahead, *like[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    tensors = {name: piece.reshape((*ahead, *like[name].shape)) for name, piece in zip(names, pieces, strict=True)}
     return {
         name: tensors[name].to(tensor) if name in tensors else tensor.new_zeros((*ahead, *tensor.shape))
         for name, tensor in like.items()
