@@ -60,6 +60,10 @@ def cli() -> None:
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
 
     \b
+    Test a declared epsilon by canaries (docs/epsilon.md):
+      fedglass epsilon plan.toml
+
+    \b
     Audit a recorded federation (docs/bundles.md):
       fedglass record-info recorded/
       fedglass audit recorded/ -o out
