@@ -10,6 +10,7 @@ import click
 
 from fedglass import __version__
 from fedglass.cli.audit import audit, demo, report
+from fedglass.cli.epsilon import epsilon
 from fedglass.cli.options import plain
 from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
@@ -59,6 +60,10 @@ def cli() -> None:
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
 
     \b
+    Test a declared epsilon by canaries (docs/epsilon.md):
+      fedglass epsilon plan.toml
+
+    \b
     Audit a recorded federation (docs/bundles.md):
       fedglass record-info recorded/
       fedglass audit recorded/ -o out
@@ -77,7 +82,7 @@ def cli() -> None:
     """
 
 
-audits = (demo, init, check, audit, record_info, join, report, list_known, schema)
+audits = (demo, init, check, audit, epsilon, record_info, join, report, list_known, schema)
 for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder, train_gan):
     cli.add_command(command)
 

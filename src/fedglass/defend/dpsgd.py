@@ -7,7 +7,7 @@ gradients of the examples one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
@@ -71,8 +71,11 @@ class DPSGD:
 
     def clipped_sum(self, step: Step) -> list[Tensor]:
         """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
-        total = [torch.zeros_like(w) for w in step.weights]
-        for chunk in example_gradients(step):
+        return self._clipped(example_gradients(step), [torch.zeros_like(w) for w in step.weights])
+
+    def _clipped(self, chunks: Iterable[Sequence[Tensor]], total: list[Tensor]) -> list[Tensor]:
+        """Return the total with the gradients of these chunks added, each clipped."""
+        for chunk in chunks:
             scale = (self.clip / _norms(chunk)).clamp(max=1.0)  # (chunk,)
             total = [t + torch.tensordot(scale, g, dims=1) for t, g in zip(total, chunk, strict=True)]
         return total
@@ -108,10 +111,11 @@ class PoissonDPSGD(DPSGD):
             step.inputs.device
         )
         expected = self.divisor(count)
-        if not bool(chosen.any()):
+        canaries = None if step.canaries is None else step.canaries.sampled(self.sample_rate, generator)
+        if canaries is None and not bool(chosen.any()):
             std = self.noise_multiplier * self.clip / expected
             return [std * normal(w.detach(), generator) for w in step.weights]
-        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen])
+        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen], canaries=canaries)
         return self.noisy_mean(sampled, expected)
 
     def divisor(self, size: int) -> float:
@@ -161,7 +165,8 @@ class GhostDPSGD(DPSGD):
                 total[f"{name}.weight"] = (scale[:, None] * gradient).T @ inputs
             if layer.bias is not None:
                 total[f"{name}.bias"] = scale @ _bias_gradients(layer, gradient)
-        return [total[name].detach() for name in step.network.names]
+        canaries = () if step.canaries is None else step.canaries.gradients(step)
+        return self._clipped(canaries, [total[name].detach() for name in step.network.names])
 
 
 def _bias_gradients(layer: nn.Module, gradient: Tensor) -> Tensor:

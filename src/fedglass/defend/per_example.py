@@ -80,7 +80,8 @@ def _check_number(owner: object, name: str, holds: Callable[[float], bool], expe
 def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
     """Yield the gradient of each example's own loss, a chunk of examples at a time.  # (chunk, *shape) each
 
-    `only` selects parameters by position; without it the loss is differentiated by all of them.
+    `only` selects parameters by position; without it the loss is differentiated by all of them, and the gradients of
+    canaries follow those of the examples.
     """
     refuse_batch_statistics(step)
     chosen = list(range(len(step.weights))) if only is None else list(only)
@@ -90,6 +91,8 @@ def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator
         for first in range(0, len(step.inputs), size):
             rows = slice(first, first + size)
             yield _chunk(step, chosen, step.inputs[rows], step.targets[rows])
+    if step.canaries is not None and only is None:
+        yield from step.canaries.gradients(step)
 
 
 def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -> list[Tensor]:
