@@ -247,6 +247,11 @@ def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     refused(f"leaf:{file}", "holds more than 1000 bytes")
 
 
+def twice_each(times: int) -> bytes:
+    """Opcodes that put a tuple on the stack which holds the one before it twice, so many times over."""
+    return b"".join(b"q%ch%c\x86" % (i, i) for i in range(times))
+
+
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
@@ -276,6 +281,13 @@ def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (b"\x80\x02(cposix\nsystem\nU\x04trueo.", "could run code"),
         (b"\x80\x02(U\x04trueiposix\nsystem\n.", "uses INST"),
         (b"\x80\x02U\x01xQ.", "uses BINPERSID"),
+        (b"\x80\x02})" + b"\x85" * 150_000 + b"K\x01s.", "text or whole numbers as keys"),
+        (b"\x80\x02})" + twice_each(60) + b"K\x01s.", "text or whole numbers as keys"),
+        (b"\x80\x02})G" + bytes(8) + b"s.", "text or whole numbers as keys"),
+        (b"\x80\x02" + b"]" * 100 + b"a" * 99 + b".", "deeper than 16 levels"),
+        (b"\x80\x02}U\x06labels)" + twice_each(60) + b"s.", "deeper than 16 levels"),
+        (b"\x80\x02]q\x00(" + b"h\x00" * 9 + b"e.", "whole numbers under 'labels'"),
+        (b"\x80\x02cnumpy\ndtype\n](K\x01eR.", "tuple of arguments"),
     ],
 )
 def test_cifar(tmp_path: Path, raw: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +296,13 @@ def test_cifar(tmp_path: Path, raw: bytes, says: str, monkeypatch: pytest.Monkey
     (tmp_path / "data_batch_1").write_bytes(raw)
     refused(f"cifar10:{tmp_path}", says)
     assert not calls
+
+
+def test_a_pickle_of_too_many_steps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedglass.data.cifar._MOST_STEPS", 1000)
+    plain_values(b"\x80\x02(" + b"K\x01" * 990 + b"t.", Path("x"))
+    with pytest.raises(DataError, match="more than 1000 steps"):
+        plain_values(b"\x80\x02" + b"}" * 1000 + b".", Path("x"))
 
 
 def test_every_truncation_of_a_pickle_is_refused() -> None:
