@@ -134,10 +134,11 @@ def read_index(folder: Path) -> tuple[Manifest, dict[int, RoundFacts]]:
     manifest = _read_manifest(path)
     _check_unique(path, "round", [str(ref.index) for ref in manifest.rounds])
     _check_unique(path, "client", manifest.clients)
-    unknown = [name for name in manifest.always if name not in manifest.clients]
+    positions = {name: position for position, name in enumerate(manifest.clients)}
+    unknown = [name for name in manifest.always if name not in positions]
     if unknown:
         _refuse(path, f"has facts of {unknown[0]!r}, which is not one of its clients")
-    rounds = {ref.index: _read_round(folder, ref, manifest.clients) for ref in manifest.rounds}
+    rounds = {ref.index: _read_round(folder, ref, positions) for ref in manifest.rounds}
     return manifest, rounds
 
 
@@ -256,7 +257,7 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
+def _read_round(folder: Path, ref: RoundRef, positions: Mapping[str, int]) -> RoundFacts:
     path = folder / ref.file
     if ref.bytes > MOST_JSON_BYTES:
         _refuse(path, f"is said to have {ref.bytes} bytes, expected at most {MOST_JSON_BYTES}")
@@ -266,18 +267,17 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     participants = [message.client for message in round_.messages]
     _check_unique(path, "client", participants)
     for message in round_.messages:
-        if message.client not in clients:
+        if message.client not in positions:
             _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
-        position = clients.index(message.client)
+        position = positions[message.client]
         _check_file_name(path, message.received, f"round-{round_.index:05}-client-{position:05}.safetensors")
         _check_file_name(path, message.sent, f"round-{round_.index:05}-sent-{position:05}.safetensors")
         if message.absent is not None and message.received is not None:
             _refuse(path, f"says that {message.client!r} was absent, and has its message")
     for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
         _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
-    unknown = [
-        name for accepted in round_.facts.get("kept", {}).values() for name in accepted if name not in participants
-    ]
+    present = set(participants)
+    unknown = [name for accepted in round_.facts.get("kept", {}).values() for name in accepted if name not in present]
     if unknown:
         _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
     return round_
