@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from fedglass.core.errors import DataError
+from fedglass.core.parsing import parse_json
 from fedglass.data import files
 from fedglass.data.catalogue import load
 from fedglass.data.cifar import plain_values
@@ -226,7 +227,7 @@ def test_deep_pictures_and_empty_folders(tmp_path: Path) -> None:
         ('{"user_data": {"a": {"x": [[0, 1], [0]], "y": [0, 1]}}}', "user 'a' must have 'x'"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 0]], "y": [0, 1]}}}', "user 'a' must have 'x'"),
         ('{"user_data": {"a": {"x": ["img.jpg"], "y": [0]}}}', "user 'a' must have 'x'"),
-        ('{"user_data": {"a": {"x": [[0, 0, 0, NaN]], "y": [0]}}}', "holds NaN"),
+        ('{"user_data": {"a": {"x": [[0, 0, 0, NaN]], "y": [0]}}}', "NaN is not a number"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 1e999]], "y": [0]}}}', "infinity"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 7]], "y": [0]}}}', r"\[0, 1\]"),
         ('{"user_data": {"a": {"x": [[0, 0, 0]], "y": [0]}}}', "grey square images"),
@@ -332,6 +333,26 @@ def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedglass.data.cifar._MOST", MIB)
     tar(file, "x/padding", bytes(100 * MIB))
     refused(f"cifar10:{file}", "unpacks to more than is read")
+
+
+def test_chained_headers_of_an_archive_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cifar-10.tar"
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.GNUTYPE_LONGNAME
+    file.write_bytes(header.tobuf(tarfile.GNU_FORMAT) * 2000)
+    refused(f"cifar10:{file}", "truncated or corrupt")
+
+
+def test_texts_as_labels_take_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps({"user_data": {"a": {"x": [[0, 0, 0, 0]] * 1000, "y": ["1" * 10**6, *["2"] * 999]}}}))
+    refused(f"leaf:{file}", "user 'a' must have")
+
+
+def test_a_json_text_of_too_many_values_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    for text, says in ((b"0," * (2**25 + 1), "33,554,432 values"), (b"[]" * (2**22 + 1), "4,194,304 lists")):
+        with pytest.raises(ValueError, match=says):
+            parse_json(text)
 
 
 def test_unreadable_paths(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import struct
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,7 +98,7 @@ def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
                     if stem and member.isreg() and not member.issparse() and member.size <= _MOST:
                         content = archive.extractfile(member)
                         batches[stem] = content.read() if content else b""
-    except (tarfile.TarError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, zlib.error, ValueError, OverflowError, struct.error, RecursionError) as error:
         raise DataError(f"{path}: the archive is truncated or corrupt ({error}): fetch it again.") from None
     return batches
 

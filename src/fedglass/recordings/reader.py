@@ -7,7 +7,6 @@ of a larger one, the files that were used least recently are dropped, and read a
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
+from fedglass.core.parsing import parse_json
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (
@@ -291,15 +291,11 @@ def _check_file_name(path: Path, ref: FileRef | None, expected: str) -> None:
 
 def _parse_json(path: Path, data: bytes) -> Any:
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(data)
+    except ValueError as error:
         raise DataError(
             f"{path} is not the JSON of a bundle ({first_problem(error)}): copy the bundle again."
         ) from error
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _validate(path: Path, kind: type[T], content: Any) -> T:

@@ -7,7 +7,6 @@ join` makes a bundle of a saved transcript.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.losses import Loss
 from fedglass.core.optimisers import OPTIMISERS
+from fedglass.core.parsing import parse_json
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
@@ -211,7 +211,7 @@ def read_saved_manifest(directory: Path) -> SavedManifest:
     path = directory / MANIFEST
     text = read_saved_bytes(path, LONGEST)
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         version = content.get("format") if isinstance(content, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise DataError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedglass.core.errors import DataError
 from fedglass.core.files import make_folder, write_atomic
 from fedglass.core.losses import is_class_labels, is_target
+from fedglass.core.parsing import parse_json
 from fedglass.core.types import MOST_PIXELS
 from fedglass.federation.truth import Examples, Truths
 from fedglass.recordings.format import Index, Sha256, as_tensors
@@ -143,7 +144,7 @@ def load_truths(directory: Path) -> Truths:
     """Read the truths of one folder, and check that rows, batches and labels are those of its examples."""
     path = directory / FACTS
     try:
-        facts = TruthFacts.model_validate(json.loads(read_saved_bytes(path, LONGEST)))
+        facts = TruthFacts.model_validate(parse_json(read_saved_bytes(path, LONGEST)))
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not a sidecar of truths ({first_problem(error)}): save the truths again."
@@ -169,7 +170,7 @@ def load_truths(directory: Path) -> Truths:
                 "again."
             )
     for (index, client), batches in order.items():
-        trained = frozenset(taken.get((index, client)) or rows_by_client.get(client, ()))
+        trained = frozenset(taken.get((index, client), rows_by_client.get(client, frozenset())))
         if not all(trained.issuperset(batch) for batch in batches):
             raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
     for (_, client), batches in batch_labels.items():
