@@ -177,6 +177,7 @@ def _perform(
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
     from fedglass.execution.machine import device_named
 
+    _note_changed(directory, output, "they do not count, and their cases run again")
     kind = device_named(device).type
     executor = execution.executor(shared=kind != "cpu")
     with Screen("cases", outcome_in_words, output.quiet) as screen:
@@ -184,6 +185,16 @@ def _perform(
     if output.in_words:
         say_result(result, kind)
     return result, kind
+
+
+def _note_changed(directory: Path, output: Output, consequence: str) -> None:
+    """Say that records were changed after they were written, if any were."""
+    from fedglass.verdict.directory import RECORDS, RecordFile
+
+    count = len(RecordFile(directory / RECORDS).changed())
+    if count:
+        records = "1 record" if count == 1 else f"{count} records"
+        output.note(f"{directory}: {records} changed after the case was run: {consequence}.")
 
 
 def _as_json(result: AuditResult, device: str) -> dict[str, object]:
@@ -273,6 +284,7 @@ def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path |
     from fedglass.verdict.judge import judge
     from fedglass.verdict.summary import by_attack
 
+    _note_changed(directory, output, "they do not count; run the audit again to replace them")
     written = {"report": write_report(directory, page)}
     if junit is not None:
         written["junit"] = write_junit(directory, junit)

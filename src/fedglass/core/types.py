@@ -104,7 +104,7 @@ class Training:
 
     def local_steps(self, examples: int) -> int:
         """T = E * ceil(N / B), or as many as `steps` says."""
-        return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
+        return self.epochs * -(-examples // (self.batch_size or examples)) if self.steps is None else self.steps
 
     def taken(self, examples: int) -> int:
         """Return how many of the examples are trained on: not all, where the steps end within the first epoch.
@@ -155,6 +155,12 @@ class Whitening:
     @staticmethod
     def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+
+MOST_LOCAL_STEPS = 100_000
+"""Local steps of a client in a round that can be run again; recorded trainings of more count as unknown."""
+MOST_PIXELS = 2**28
+"""Of all images behind one message together: a gibibyte as floats."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ into one sentence: the field, what was expected, what came, and what to do.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import follow_links, open_file
+from fedglass.core.parsing import parse_toml
 from fedglass.plan.tables import (
     MOST_CASES,
     BundleTable,
@@ -329,9 +329,8 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
     ('lenet', 'idlg')
     """
     try:
-        content = tomllib.loads(text)
-    # The parser also raises a plain ValueError, for a number with too many digits.
-    except (ValueError, RecursionError) as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise UsageError(f"{where} is not valid TOML: {error}.") from error
     try:
         return Plan.model_validate(content)

@@ -14,15 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from fedglass.core.optimisers import OPTIMISERS
-from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.core.types import MOST_PIXELS, BatchNorm, Training, Whitening
 from fedglass.fl.loss.targets import loss_fields
 
 MOST_CASES = 100_000
 """Largest attacks x messages x repeats of a plan; each case is a record and takes at least seconds."""
 MOST_TURNS = 10_000_000
 """Largest rounds x clients of a federation, which are listed before anything runs."""
-MOST_PIXELS = 2**28
-"""Of all images behind one message together: a gibibyte as floats."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Title = Annotated[str, StringConstraints(max_length=200)]

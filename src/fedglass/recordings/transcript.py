@@ -18,7 +18,7 @@ from fedglass.core.errors import DataError, FedglassError, UpdateError
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
-from fedglass.core.types import BatchNorm, Training
+from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
 from fedglass.models.frozen import exceeds_precision
@@ -271,7 +271,8 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
         epochs = 1
     if epochs is None:
         return None
-    return _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
+    training = _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
+    return None if training is None or training.local_steps(examples or 1) > MOST_LOCAL_STEPS else training
 
 
 def training_problems(facts: FactSheet) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
 from fedglass.core.metric_scale import Scale
+from fedglass.core.parsing import parse_toml
 from fedglass.report import sections
 from fedglass.report.evidence import certificate_facts, certificates_of, game_facts, games_of
 from fedglass.report.glossary import Glossary, doubts_by_question
@@ -46,8 +46,8 @@ def title_of(plan: str | None) -> str:
     ('Pilot', '', '')
     """
     try:
-        title = tomllib.loads(plan or "").get("title", "")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        title = parse_toml(plan or "").get("title", "")
+    except ValueError:
         return ""
     return title.strip() if isinstance(title, str) else ""
 
