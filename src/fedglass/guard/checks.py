@@ -37,7 +37,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Knowledge
-from fedglass.execution.machine import one_thread
+from fedglass.execution.machine import repeatable_arithmetic
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.report import CheckResult, Clock, Reason
 from fedglass.recipes import recipe
@@ -78,7 +78,7 @@ class CheckRequest:
 def run_checks(request: CheckRequest, seconds: float) -> CheckResult:
     """Run every check that the time allows; the first reason to refuse ends it."""
     clock, result = Clock(seconds), CheckResult()
-    with one_thread():
+    with repeatable_arithmetic():
         try:
             for check in (_check_replay, _check_noise, _check_decoys, _check_attacks):
                 clock.check()
