@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,15 @@ class Whitening:
         return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
+@runtime_checkable
+class Filter(Protocol):
+    """A change of an update that leaves limits for every entry of the update before it, such as clipping entries."""
+
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        """Return the lowest and the highest entries that may have become ones between `low` and `high`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """The adversary's knowledge in addition to the message. `None` means unknown; every fact is printed."""
@@ -192,6 +201,8 @@ class Knowledge:
     got through the rule: `labels` are then those of all of them, client by client."""
     loss: Loss | None = None
     """The clients' loss, if it is not the mean cross entropy and their training is not known."""
+    filter: Filter | None = None
+    """The filter that the only client behind the message is declared to have applied to its update."""
 
     @property
     def objective(self) -> Loss | None:

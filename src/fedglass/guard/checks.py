@@ -128,7 +128,7 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
     if not attacks:
         return result
     best: CheckResult | None = None
-    gate, target = request.gate, Target(request.out.observation(), request.out.truth())
+    gate, target = request.gate, Target(request.out.observation(request.protected.protection), request.out.truth())
     with contextlib.suppress(OutOfTime):
         for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack
