@@ -35,7 +35,7 @@ from fedglass.core.metric_scale import scale_of
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
 from fedglass.execution.executor import Executor, InProcess, as_usage_error, client_trainer, persistent
-from fedglass.execution.machine import one_thread
+from fedglass.execution.machine import repeatable_arithmetic
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
 from fedglass.verdict.collect_doubts import with_refutations
@@ -244,8 +244,8 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     @cache
     def targets_of(number: int) -> Sequence[Target | PendingTarget]:
         source = job.sources[number]
-        with one_thread():
-            return source.targets(partial(progress.trained, source.name), client_trainer(executor))
+        with repeatable_arithmetic():
+            return source.targets(partial(progress.trained, source.name), client_trainer(executor, device))
 
     def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
         return [Work(case, _used(targets_of(case.subject[0]), case), device, deadline) for case in todo]

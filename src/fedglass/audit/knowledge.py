@@ -40,6 +40,8 @@ def describe_knowledge(knows: Knowledge) -> dict[str, KnownFact]:
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
     }
+    if knows.filter is not None:
+        texts["filter"] = f"{knows.filter!r}, as declared"
     if knows.present is not None:
         texts["accepted updates"] = f"{UNKNOWN}: the rule may have rejected some"
     return {name: KnownFact(text=text) for name, text in texts.items()} | {

@@ -52,7 +52,7 @@ def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
     probe, start = work.case.probe, time.perf_counter()
     try:
         target = ready_target(work.target)
-        target = replace(target, observation=isolate(target.observation, probe, work.device))
+        target = _on_device(target, probe, work.device)
         return_memory()
         reset_peak()
         start = time.perf_counter()
@@ -66,6 +66,14 @@ def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
     outcome = {"status": "done", "oracle": bool(oracle_facts(probe)), **finding.record, "extra": extra}
     record = Record.model_validate({**_known(work), **_of_target(target, probe), **outcome, **_spent(start)})
     return record, finding.evidence
+
+
+def _on_device(target: Target, probe: Probe, device: torch.device) -> Target:
+    """Return the target with a copy of its observation on a device, where its claims are checked too."""
+    claim = None if target.claim is None else replace(target.claim, device=device)
+    joint = tuple(_on_device(message, probe, device) for message in target.joint_targets)
+    observation = isolate(target.observation, probe, device)
+    return replace(target, observation=observation, claim=claim, joint_targets=joint)
 
 
 class OutOfTime(Exception):  # not an error: the time was used up

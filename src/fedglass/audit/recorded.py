@@ -21,11 +21,12 @@ from fedglass.audit.target import (
     target_infos,
     target_of,
 )
-from fedglass.checks.claim import claim_of, has_unnamed_defence, participants_of
+from fedglass.checks.claim import UNPROTECTED, claim_of, has_unnamed_defence, participants_of
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
 from fedglass.core.text import EPSILON_MEANING, some
+from fedglass.core.types import Observation
 from fedglass.defend.declared_epsilon import EpsilonClaim
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
@@ -129,7 +130,19 @@ class Recorded:
 
     @cached_property
     def _rehearsed(self) -> Sequence[ViewResult]:
-        return [view.see(self.transcript, self.knows, self.truths) for view in self.views]
+        return [self._see(view) for view in self.views]
+
+    def _see(self, view: View) -> ViewResult:
+        """Return what a view sees; the adversary knows the declared filter of an update."""
+        result = view.see(self.transcript, self.knows, self.truths)
+        return replace(result, observation=self._with_filter(result.observation, result.clients))
+
+    def _with_filter(self, observation: Observation, clients: Sequence[str]) -> Observation:
+        protection = self.defences.get(clients[0], UNPROTECTED) if len(clients) == 1 else UNPROTECTED
+        if protection.filter is None or observation.knows.clients != 1 or observation.own is not None:
+            return observation
+        also = tuple(self._with_filter(other_round, clients) for other_round in observation.also)
+        return replace(observation, knows=replace(observation.knows, filter=protection.filter), also=also)
 
     def targets(self, progress: RoundProgress, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
@@ -141,7 +154,7 @@ class Recorded:
         first, *later = targets = [self._single(of_round) for of_round in view.ordered]
         return replace(
             first,
-            observation=view.see(self.transcript, self.knows, self.truths).observation,
+            observation=self._see(view).observation,
             further=self._further(view, first),
             doubts=joint_doubts(targets),
             joint_targets=tuple(later),
@@ -156,7 +169,7 @@ class Recorded:
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
-        result, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
+        result, index = self._see(view), view.rounds()[-1]
         target = target_of(self.transcript, view, result, self.truths)
         participants = participants_of(self.transcript, index, result)
         claim = claim_of(self.transcript, index, result, self.truths, self.defences)

@@ -11,13 +11,13 @@ import click
 
 from fedglass.cli.options import (
     COUNT,
-    DEVICES,
     PATH,
     ExecutorOptions,
     Output,
     announce,
     announce_named,
     code_option,
+    device_option,
     executor_options,
     importable,
     model_option,
@@ -37,7 +37,7 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @click.argument("plan", type=PATH)
 @click.option("-o", "--output", "place", type=PATH, help="Output directory.  [default: audits/PLAN]")
 @executor_options
-@click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
+@device_option()
 @click.option(
     "--resume/--no-resume",
     default=True,
@@ -178,7 +178,7 @@ def _perform(
     from fedglass.execution.machine import device_named
 
     _note_changed(directory, output, "they do not count, and their cases run again")
-    kind = device_named(device).type
+    kind = str(device_named(device))
     executor = execution.executor(shared=kind != "cpu")
     with Screen("cases", outcome_in_words, output.quiet) as screen:
         result = run_and_report(job, directory, workers=1, device=kind, progress=screen, executor=executor)
@@ -218,7 +218,7 @@ PEER = "peer"
 @click.command(short_help="Audit small embedded federations, in half a minute.")
 @click.option("-o", "--output", "place", type=PATH, default="demo", show_default=True)
 @click.option("--workers", type=COUNT, help="Worker processes.  [default: one per core]")
-@click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
+@device_option(default="cpu")
 @output_options
 def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
     """Audit embedded pictures and characters.

@@ -16,9 +16,8 @@ from multiprocessing.connection import Connection
 from queue import Empty, Queue
 from threading import Thread
 
-import torch
-
 from fedglass.execution.fork_server import end_with_parent, start_fork_server, start_method
+from fedglass.execution.machine import use_worker_arithmetic
 from fedglass.guard.checks import CheckRequest, run_checks
 from fedglass.guard.report import CheckResult, Clock, Reason
 
@@ -87,7 +86,7 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    use_worker_arithmetic()
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
         request: CheckRequest = pickle.loads(pipe.recv_bytes())

@@ -283,7 +283,7 @@ class TrainingReader:
         pairs = [(self._norms[id(p)], p.grad.norm()) for p in parameters if id(p) in self._norms and p.grad is not None]
         if not pairs:
             return None
-        before, used = (torch.stack([pair[i].double().cpu() for pair in pairs]) for i in (0, 1))
+        before, used = (torch.stack([pair[i].cpu().double() for pair in pairs]) for i in (0, 1))
         norm_before, norm_used = float(before.norm()), float(used.norm())
         scaled = before * (norm_used / norm_before) if norm_before else before
         same_direction = bool(torch.allclose(scaled, used, rtol=1e-3, atol=1e-6 * max(norm_used, 1e-30)))

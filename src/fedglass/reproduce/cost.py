@@ -12,7 +12,7 @@ import torch
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.core.types import BatchNorm, Training
-from fedglass.execution.machine import one_thread
+from fedglass.execution.machine import repeatable_arithmetic
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.models.catalogue import build
 from fedglass.models.network import Network
@@ -49,7 +49,7 @@ def time_gradient(network: str, data: str, examples: int) -> float:
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
     step = Step(pure, weights, torch.zeros(examples, *kind.shape), torch.zeros(examples, dtype=torch.int64))
     times = []
-    with one_thread():
+    with repeatable_arithmetic():
         for _ in range(TIMED_STEPS + 1):  # the first one warms up
             start = time.perf_counter()
             MeanGradient().gradient(step)

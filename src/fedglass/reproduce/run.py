@@ -17,7 +17,7 @@ from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.execution.executor import Executor, client_trainer, persistent
-from fedglass.execution.machine import device_named, one_thread
+from fedglass.execution.machine import device_named, repeatable_arithmetic
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
 from fedglass.reproduce.image_sources import MOST_WRITERS, Population
@@ -61,7 +61,7 @@ def trained_network(
     path = network_file(trial, directory)
     if path is None:
         return None
-    with one_thread():
+    with repeatable_arithmetic():
         if not path.is_file():
             done, weights = _shorter(trial, directory)
             model = warm_up_network(setup, population, seed, progress, done, weights, answers)

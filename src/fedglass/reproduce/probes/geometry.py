@@ -72,7 +72,7 @@ def _inner_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     layers = zip(*gradients, strict=True)
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for layer in layers:
-        rows = torch.stack([g.detach().reshape(-1) for g in layer]).double().cpu()
+        rows = torch.stack([g.detach().reshape(-1) for g in layer]).cpu().double()
         total += rows @ rows.T
     return total
 
