@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from fedglass.attack.attack import Attack
 from fedglass.cli import plans as template
+from fedglass.cli.main import cli
 from fedglass.cli.plans import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
 
@@ -149,27 +152,77 @@ def test_a_report_is_written_again(fedglass: Run, write_plan: Write, tmp_path: P
 
 @pytest.mark.parametrize("kind", [*NAMED, *UNREGISTERED])
 def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list", kind)
-    assert listed.exit_code == 0
-    found = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
-    assert all(f"{each['name']}\n" in listed.output for each in found)
+    monkeypatch.setenv("COLUMNS", "120")
+    entries = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
+    short, long = fedglass("list", kind), fedglass("list", kind, "--long")
+    assert short.exit_code == long.exit_code == 0
+    assert fedglass("list", kind, "-q").output.splitlines() == [entry["name"] for entry in entries]
+    for entry in entries:
+        assert f"{entry['name']}  " in short.stdout
+        assert f"{entry['name']}\n" in long.stdout
+        words = " ".join(long.stdout.split())
+        assert all(" ".join(text.split()) in words for text in entry.values())
+    assert len(entries) > (kind not in UNREGISTERED), "a kind has built-in parts"
 
 
-def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list")
-    assert listed.exit_code == 0
+def test_without_a_kind_only_the_names_are_listed(fedglass: Run) -> None:
+    listed = fedglass("list").stdout
     for kind in (*NAMED, *UNREGISTERED):
-        assert f"{kind.upper()}\n{fedglass('list', kind).output}" in listed.output
+        (names,) = re.findall(rf"^{kind.upper()}\n((?:  .*\n)+)", listed, re.MULTILINE)
+        assert " ".join(names.split()) == ", ".join(fedglass("list", kind, "-q").output.split())
+    long = fedglass("list", "--long").stdout
+    assert fedglass("list", "rules", "--long").stdout in long
+    assert len(listed.splitlines()) < len(long.splitlines()) / 10
 
 
-def test_the_attacks_are_listed_with_their_papers(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list", "attacks").output
+def test_the_attacks_are_listed_with_their_papers(fedglass: Run) -> None:
+    listed = fedglass("list", "attacks", "--long").output
     assert "https://arxiv.org/abs/2003.14053" in listed
     assert "tv=0.01" in listed
     assert "from: built in" in listed
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("aduit", "`audit`"), ("chek", "`check`"), ("train difusion", "`train diffusion`")]
+)
+def test_a_misspelt_command_is_corrected(typed: str, meant: str, fedglass: Run) -> None:
+    refused = fedglass(*typed.split())
+    assert refused.exit_code == 2
+    assert refused.stderr == f"fedglass: There is no command `{typed}`. Did you mean {meant}?\n"
+
+
+def test_an_unknown_command_leads_to_the_help(fedglass: Run) -> None:
+    assert fedglass("qqqq").stderr == "fedglass: There is no command `qqqq`. `fedglass --help` lists all commands.\n"
+
+
+def test_the_shell_completes_commands_options_and_kinds() -> None:
+    def completed(words: list[str], start: str) -> list[str]:
+        shell = ShellComplete(cli, {}, "fedglass", "_FEDGLASS_COMPLETE")
+        return [item.value for item in shell.get_completions(words, start)]
+
+    assert completed([], "au") == ["audit"]
+    assert completed(["list"], "at") == ["attacks"]
+    assert "--minutes" in completed(["audit"], "--")
+
+
+def test_a_pipe_gets_no_colours(write_plan: Write) -> None:
+    for arguments in (["check", str(write_plan())], ["list"], ["list", "rules", "--long"]):
+        run = subprocess.run([sys.executable, "-m", "fedglass", *arguments], capture_output=True, text=True, check=True)
+        assert run.stdout
+        assert "\x1b" not in run.stdout + run.stderr
+
+
+def test_check_speaks_in_sentences(fedglass: Run, write_plan: Write) -> None:
+    """No line is a Python value, and none warns of a metric that the plan has not asked for."""
+    metrics = 'names = ["psnr", "ssim"]'
+    plan = write_plan((metrics, ""), ("[gate]", '[[defences]]\nname = "clip"\nnorm = 1.0\n[gate]'))
+    said = fedglass("check", plan).stdout
+    assert not re.search(r"\w\(|=|None|True", said.replace("(exit code", ""))
+    assert "inverting_gradients (3 iterations): cosine distance and total variation" in said
+    assert "clip (norm 1): the update scaled down" in said
+    assert "LPIPS" not in said
+    asked = fedglass("check", write_plan((metrics, 'names = ["psnr", "lpips"]'))).stdout
+    assert "lpips is left out. Its weights are not installed" in " ".join(asked.split())
 
 
 def test_an_unknown_kind_is_bad_usage(fedglass: Run) -> None:

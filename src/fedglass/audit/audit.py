@@ -44,6 +44,7 @@ from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
+from fedglass.verdict.texts import count, percent
 
 
 class Effort(enum.Enum):
@@ -144,6 +145,8 @@ class Job:
     seed: int = 0
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Sentences about the attacks, by name."""
     effort: Effort = Effort.STANDARD
     """How long attacks that the audit chooses itself may take."""
     chosen: frozenset[str] = frozenset()
@@ -304,38 +307,31 @@ def _used(targets: Sequence[Target | PendingTarget], case: Case[Place]) -> Targe
 def threat_model(job: Job) -> list[Section]:
     """Return the threat model as sections: what is protected, who attacks with what, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
-    attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
+    attacks = [job.descriptions.get(name, f"{name}.") for name in job.attacks]
     drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
     attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
-    times = "" if job.repeats == 1 else f", each {job.repeats} times"
-    sections.append((f"Attacks ({len(job.cases)} cases in all{times})", attacks))
-    sections.append(("Judgement", [*_judgement(job), _cost(job)]))
+    attacks.append("Exact attacks, the candidate game and the check of each message run first.")
+    times = "" if job.repeats == 1 else f", each attack {job.repeats} times"
+    sections.append((f"Attacks ({count(len(job.cases), 'case')} in all{times})", attacks))
+    sections.append(("Judgement", _judgement(job)))
     return sections
 
 
 def _judgement(job: Job) -> list[str]:
     gate = job.gate
-    allowed = "any image" if gate.max_share == 0 else f"more than {gate.max_share:.0%} of the images"
+    allowed = "any image" if gate.max_share == 0 else f"more than {percent(gate.max_share)} of the images"
     lines = [
         f"LEAK (exit code 1): an attack recovers {allowed}: {gate.rule}, and better than every blind guess.",
         "EXPOSED (exit code 1): the message names its records among 1,000 candidates more often than "
-        f"{gate.max_singling_out:.0%} of the time, and more often than records that were not used.",
+        f"{percent(gate.max_singling_out)} of the time, and more often than records that were not used.",
         "CLEAR (exit code 0): a certificate bounds the success of any adversary in naming a record among 1,000 by "
-        f"{gate.max_success:.1%}.",
+        f"{percent(gate.max_success)}.",
         f"INCONCLUSIVE (exit code {3 if gate.inconclusive_fails else 0}): everything else.",
     ]
     if gate.trust_declared:
         lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
-    lines.append(f"Metrics: {', '.join(job.metrics)}.")
-    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
-    return lines + [f"{name} is left out: {why}" for name, why in reasons.items() if why is not None]
-
-
-def _cost(job: Job) -> str:
-    """Return a sentence about what runs in addition to the named attacks."""
-    first = "Exact attacks, the candidate game and the check of each message run first."
-    if not job.chosen:
-        return first
-    minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
-    limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
-    return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
+    reasons = {name: why for name in job.metrics for source in job.sources if (why := why_not(name, source.shape))}
+    lines.append(f"Metrics: {', '.join(name for name in job.metrics if name not in reasons)}.")
+    # A metric that nobody asked for is not missed.
+    missed = {} if job.metrics == DEFAULT_METRICS else reasons
+    return lines + [f"{name} is left out. {why}" for name, why in missed.items()]
