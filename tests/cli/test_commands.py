@@ -222,7 +222,7 @@ def test_check_speaks_in_sentences(fedglass: Run, write_plan: Write) -> None:
     assert "clip (norm 1): the update scaled down" in said
     assert "LPIPS" not in said
     asked = fedglass("check", write_plan((metrics, 'names = ["psnr", "lpips"]'))).stdout
-    assert "lpips is left out. Its weights are not installed" in " ".join(asked.split())
+    assert "lpips is left out. LPIPS needs network weights" in " ".join(asked.split())
 
 
 def test_an_unknown_kind_is_bad_usage(fedglass: Run) -> None:

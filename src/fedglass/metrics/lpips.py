@@ -97,7 +97,7 @@ TRUNKS = (ALEX, VGG)
 
 VARIABLE = "FEDGLASS_LPIPS"
 PLACE = "~/.cache/fedglass/lpips_alex_v0.1.safetensors"
-HOW_TO_PROVIDE = f"Its weights are not installed: put them at {PLACE}, or name the file in {VARIABLE}."
+HOW_TO_PROVIDE = f"LPIPS needs network weights: put them at {PLACE}, or name the file in {VARIABLE}."
 CONTENTS = (
     "A safetensors file with torchvision's AlexNet features (features.0.weight, features.0.bias, ... features.10.bias) "
     "and the linear layers of LPIPS v0.1 (lin0.weight ... lin4.weight, each (1, c, 1, 1)) is needed. VGG16 with its "
@@ -242,7 +242,7 @@ def _unit(features: Tensor) -> Tensor:
 def _compute(reconstructed: Tensor, original: Tensor) -> Tensor:
     path = find_weights()
     if path is None:
-        raise DataError(f"LPIPS cannot be computed. {HOW_TO_PROVIDE}")
+        raise DataError(HOW_TO_PROVIDE)
     return _loaded(path, path.stat().st_mtime_ns)(reconstructed, original)
 
 
