@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fedglass.cli import plans as template
 from fedglass.cli.main import cli
 from fedglass.cli.plans import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
+from fedglass.verdict.directory import RecordFile
 
 Run = Callable[..., Result]
 Write = Callable[..., Path]
@@ -251,3 +253,42 @@ def test_the_demo_exits_with_0_and_says_what_a_pipeline_would_see(
     assert "would exit with 1" in shown.stdout
     assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown.stdout
     assert f"Report: {tmp_path / 'demo' / 'peer' / 'report.html'}" in shown.stdout
+
+
+def test_a_dry_run_estimates_and_writes_nothing(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    dry = fedglass("audit", write_plan(), "-o", tmp_path / "out", "--dry-run", "--workers", 1)
+    assert dry.exit_code == 0
+    assert re.search(r"inverting_gradients: about \d+ (s|min) for each case\.", dry.stdout)
+    assert "All 2 searches take about" in dry.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_minutes_no_search_runs_and_one_sentence_says_so(
+    fedglass: Run, write_plan: Write, tmp_path: Path
+) -> None:
+    arguments = ("audit", write_plan(), "-o", tmp_path / "out", "--workers", 1)
+    stopped = fedglass(*arguments, "--minutes", 0)
+    assert stopped.exit_code == 3
+    assert stopped.stderr.count("With --minutes 0 no search runs") == 1
+    assert "2 planned cases not run yet" in stopped.stdout
+    assert fedglass(*arguments).exit_code == 0
+
+
+def test_a_baseline_changes_the_exit_code_and_is_printed(
+    fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path
+) -> None:
+    arguments = ("audit", write_plan(*leaking), "-o", tmp_path / "out", "--workers", 1, "--json")
+    assert fedglass(*arguments).exit_code == 1
+    records = RecordFile(tmp_path / "out" / "records.jsonl").read()
+    entry = '[[accepted]]\nrecord = "{}"\nreason = "a test"\nexpires = 2999-12-31\n'
+    accepted = tmp_path / "accepted.toml"
+    accepted.write_text("".join(entry.format(record.key) for record in records if record.kind != "game"))
+    told = fedglass(*arguments, "--baseline", accepted)
+    assert told.exit_code == 0
+    assert json.loads(told.stdout)["state"] == "leak"
+    assert (
+        "Accepted until 2999-12-31 (a test): leak"
+        in fedglass("report", tmp_path / "out", "--baseline", accepted).stdout
+    )
+    accepted.write_text("accepted = 1")
+    assert fedglass(*arguments, "--baseline", accepted).exit_code == 2

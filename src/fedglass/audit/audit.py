@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -154,7 +155,7 @@ class Job:
     everything: bool = False
     """Whether these run to their end even if the verdict is decided."""
     minutes: float | None = None
-    """Minutes that they may take in all; by default those of the effort."""
+    """Minutes for all searches together; by default searches of a plan have no limit, and others that of the effort."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -253,11 +254,50 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
         return [Work(case, _used(targets_of(case.subject[0]), case), device, deadline) for case in todo]
 
-    play_unfinished(job.required, directory, executor, prepared, progress)
-    _search(job, directory, executor, prepared, progress)
+    known = EarlyVerdict(progress, job.gate)
+    _play_required(job, directory, executor, prepared, known)
+    _search(job, directory, executor, prepared, known)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
     return AuditResult(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
+
+
+class EarlyVerdict(AuditProgress):
+    """Passes everything on, and announces a verdict that no further case can change as soon as it is known."""
+
+    def __init__(self, progress: AuditProgress, gate: Gate) -> None:
+        self._progress, self._gate = progress, gate
+        self._open = gate.max_share == 0  # a share may still fall
+
+    def planned(self, cases: int, done: int) -> None:
+        self._progress.planned(cases, done)
+
+    def started(self, case: Case[Any]) -> None:
+        self._progress.started(case)
+
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
+        self._progress.moved(case, done, total)
+
+    def finished(self, case: Case[Any], record: Record) -> None:
+        self._progress.finished(case, record)
+        verdict = judge([record], self._gate) if self._open else None
+        if verdict is not None and verdict.exit_code == 1:
+            self._open = False
+            self._progress.decided(verdict)
+
+
+def _play_required(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
+    """Run the cases that always run; with a time limit the searches among them come last, and stop when it is over."""
+    if job.minutes is None or job.everything or job.chosen:
+        play_unfinished(job.required, directory, executor, prepared, progress, cut_short=True)
+        return
+    deadline = time.time() + 60 * job.minutes
+    first = [case for case in job.required if case.facts["attack"] in (CERTIFICATE, EXACT, GAME)]
+    play_unfinished(first, directory, executor, prepared, progress, cut_short=True)
+    searches = [case for case in job.required if case not in first]
+    if searches:
+        limited = partial(prepared, deadline=deadline)
+        play_unfinished(searches, directory, executor, limited, progress, cut_short=True, deadline=deadline)
 
 
 def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:

@@ -1,9 +1,8 @@
-"""`fedglass audit` runs a plan or audits a recorded folder; `demo` audits embedded data; `report` writes the page."""
+"""`fedglass audit` runs a plan or audits a recorded folder; `demo` audits embedded data."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,22 +24,14 @@ from fedglass.cli.options import (
     output_options,
     public_option,
 )
+from fedglass.cli.report import baseline_as_json, baseline_of, baseline_option, say_baseline
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
     from fedglass.verdict.baseline import Baseline
-    from fedglass.verdict.gate import Gate
-    from fedglass.verdict.records import Record
 
-baseline_option = click.option(
-    "--baseline",
-    "accepted",
-    type=PATH,
-    metavar="FILE",
-    help="Accepted findings, each with a reason and a date. They do not count for the exit code (docs/ci.md).",
-)
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
 
@@ -64,7 +55,12 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @click.option("--weights", type=PATH, help="Safetensors file with parameters that clients never send.")
 @public_option
 @click.option("--effort", type=EFFORTS, help="Time limit of the searches on a recorded folder.  [default: standard]")
-@click.option("--minutes", type=click.FloatRange(min=0), help="Time limit in minutes for all searches together.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    help="Time limit in minutes for all searches together. The same command without it continues.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the threat model and the estimated time, and run nothing.")
 @click.option(
     "--all", "everything", is_flag=True, help="Run all searches to their end, even after one has shown a leak."
 )
@@ -85,6 +81,7 @@ def audit(
     public: str | None,
     effort: str | None,
     minutes: float | None,
+    dry_run: bool,
     everything: bool,
     accepted: Path | None,
     folders: tuple[Path, ...],
@@ -96,6 +93,9 @@ def audit(
 
     PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself. It
     stops them when one of them shows a leak, or when their time is over (--minutes, --all).
+
+    Searches of a plan run to their end, unless --minutes limits them. --dry-run estimates their time. Findings in a
+    --baseline do not count for the exit code (docs/ci.md).
 
     The output directory receives records.jsonl (one line per case), summary.json, the reconstructions and
     report.html. If the audit is stopped, even by a power cut, the same command continues it.
@@ -116,7 +116,7 @@ def audit(
     """
     from fedglass.verdict.directory import RECORDS
 
-    baseline = _baseline(accepted)
+    baseline = baseline_of(accepted)
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
     if not resume and (directory / RECORDS).exists():
         raise UsageError(f"{directory} already holds the records of an audit: leave out --no-resume to continue it.")
@@ -142,50 +142,23 @@ def audit(
         parsed, text = read_plan(plan)
         announce(parsed, output)
         job = compile_plan(parsed, plan.resolve().parent, text)
-        if effort is not None or minutes is not None or everything:
+        if effort is not None or everything:
             raise UsageError(
-                "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
-                "their end."
+                "--effort and --all are options for a recorded folder: the attacks of a plan run to their end, unless "
+                "--minutes limits them."
             )
+        job = replace(job, minutes=minutes)
+    if minutes == 0:
+        output.note(
+            "With --minutes 0 no search runs: only exact attacks, the candidate game and the check of messages."
+        )
+    if dry_run:
+        _show_dry_run(job, execution, output)
+        return
     result, kind = _perform(job, directory, execution, device, output, baseline)
-    _say_baseline(baseline, result.records, job.gate, output)
-    output.answer({**_as_json(result, kind), **_baseline_as_json(baseline, result.records, job.gate)})
+    say_baseline(baseline, result.records, job.gate, output)
+    output.answer({**_as_json(result, kind), **baseline_as_json(baseline, result.records, job.gate)})
     ctx.exit(result.verdict.exit_code)
-
-
-def _baseline(path: Path | None) -> Baseline:
-    """Return the accepted findings in a file as of today; none without a file."""
-    from datetime import UTC, datetime
-
-    from fedglass.verdict.baseline import Baseline, read_baseline
-
-    return Baseline() if path is None else read_baseline(path, datetime.now(UTC).date())
-
-
-def _baseline_as_json(baseline: Baseline, records: Sequence[Record], gate: Gate) -> dict[str, object]:
-    """Return the accepted findings, and what accepts nothing, as JSON; empty without a baseline."""
-    from fedglass.verdict.outcomes import outcomes_of
-
-    if not baseline.entries:
-        return {}
-    outcomes = outcomes_of(records, gate)
-    accepted = [
-        {"record": o.record.key, "finding": o.kind, "reason": e.reason, "expires": str(e.expires)}
-        for o, e in baseline.accepted(outcomes)
-    ]
-    return {"accepted": accepted, "baseline_remarks": baseline.remarks(outcomes)}
-
-
-def _say_baseline(baseline: Baseline, records: Sequence[Record], gate: Gate, output: Output) -> None:
-    """Print each accepted finding, and each entry that accepts nothing."""
-    from fedglass.verdict.outcomes import outcomes_of
-
-    if baseline.entries:
-        outcomes = outcomes_of(records, gate)
-        for outcome, entry in baseline.accepted(outcomes):
-            output.say(f"Accepted until {entry.expires} ({entry.reason}): {outcome.kind}, {outcome.sentence}")
-        for remark in baseline.remarks(outcomes):
-            output.note(remark)
 
 
 def _refuse_bundles(plan: Path, directory: Path) -> None:
@@ -229,12 +202,14 @@ def _perform(
 ) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
+    from fedglass.audit.cost import estimated_seconds
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
     from fedglass.execution.machine import device_named
 
     kind = device_named(device).type
     executor = execution.executor(shared=kind != "cpu")
-    with Screen("cases", outcome_in_words, output.quiet) as screen:
+    seconds = None if output.quiet else estimated_seconds(job, execution.count(shared=kind != "cpu"))
+    with Screen("cases", outcome_in_words, output.quiet, seconds) as screen:
         result = run_and_report(
             job,
             directory,
@@ -242,11 +217,23 @@ def _perform(
             device=kind,
             progress=screen,
             executor=executor,
-            baseline=baseline or _baseline(None),
+            baseline=baseline or baseline_of(None),
         )
     if output.in_words:
         say_result(result, kind)
     return result, kind
+
+
+def _show_dry_run(job: Job, execution: ExecutorOptions, output: Output) -> None:
+    """Print what would run and how long it takes."""
+    from fedglass.audit.audit import threat_model
+    from fedglass.audit.cost import describe_time, time_as_json
+    from fedglass.cli.plans import show_sections
+
+    sections = [*threat_model(job), ("Time", describe_time(job, execution.count()))]
+    if output.in_words:
+        show_sections(sections)
+    output.answer({"sections": [{"title": t, "lines": list(ls)} for t, ls in sections], "time": time_as_json(job)})
 
 
 def _as_json(result: AuditResult, device: str) -> dict[str, object]:
@@ -306,73 +293,3 @@ def _audited(
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would exit with {result.verdict.exit_code} here.")
     return result, kind
-
-
-TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF", "markdown": "Markdown"}
-
-
-@click.command(short_help="Write the report of an audit directory, also for CI systems.")
-@click.argument("directory", type=PATH)
-@click.option("-o", "--output", "page", type=PATH, help="File of the page.  [default: DIRECTORY/report.html]")
-@click.option("--junit", type=PATH, metavar="FILE", help="Also write JUnit XML.")
-@click.option("--sarif", type=PATH, metavar="FILE", help="Also write SARIF 2.1.0.")
-@click.option("--markdown", type=PATH, metavar="FILE", help="Also write a summary in Markdown, without pictures.")
-@click.option("--plan", type=PATH, metavar="FILE", help="Plan file in your repository, the place of SARIF's findings.")
-@baseline_option
-@output_options
-def report(
-    directory: Path,
-    page: Path | None,
-    junit: Path | None,
-    sarif: Path | None,
-    markdown: Path | None,
-    plan: Path | None,
-    accepted: Path | None,
-    output: Output,
-) -> None:
-    """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
-
-    An unfinished audit can be reported too; its page says that it is incomplete. JUnit XML has a test case for each
-    record: a leak is a failure, a failed or inconclusive case is an error. SARIF has a rule for each kind of finding
-    and of doubt. The Markdown is for the summary page of a CI job (docs/ci.md).
-
-    \b
-    Examples:
-      fedglass report out
-      fedglass report out -o /tmp/for-the-board.html
-      fedglass report out --junit out/junit.xml --sarif out/fedglass.sarif --plan plan.toml
-      fedglass report out --markdown out/summary.md --baseline accepted.toml
-    """
-    from fedglass.cli.progress import audit_as_json
-    from fedglass.report.html import judged_by, records_of, write_report
-    from fedglass.report.markdown import write_markdown
-    from fedglass.report.pipelines import write_junit, write_sarif
-    from fedglass.verdict.directory import PLAN
-    from fedglass.verdict.judge import judge
-    from fedglass.verdict.summary import by_attack
-
-    baseline = _baseline(accepted)
-    written = {"report": write_report(directory, page, baseline)}
-    if junit is not None:
-        written["junit"] = write_junit(directory, junit, baseline)
-    if sarif is not None:
-        written["sarif"] = write_sarif(directory, sarif, baseline, PLAN if plan is None else _in_repository(plan))
-    if markdown is not None:
-        written["markdown"] = write_markdown(directory, markdown, baseline)
-    for name, path in written.items():
-        output.say(f"{TITLES[name]}: {path}")
-    records = records_of(directory)
-    gate, missing, _ = judged_by(directory, len(records))
-    _say_baseline(baseline, records, gate, output)
-    if output.as_json:
-        planned = None if missing is None else len(records) + missing
-        verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
-        answer = audit_as_json(verdict, records, planned, gate, by_attack(records, gate))
-        answer |= _baseline_as_json(baseline, records, gate)
-        output.answer({**answer, "paths": {name: str(path) for name, path in written.items()}})
-
-
-def _in_repository(plan: Path) -> str:
-    """Return a path relative to the current folder, with slashes; of a file elsewhere its name alone."""
-    path = plan.resolve()
-    return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else path.name

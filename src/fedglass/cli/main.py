@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from fedglass import __version__
-from fedglass.cli.audit import audit, demo, report
+from fedglass.cli.audit import audit, demo
 from fedglass.cli.options import plain
 from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
+from fedglass.cli.report import report
 from fedglass.cli.reproduce import campaign, reproduce, results_page
 from fedglass.cli.train import train, train_autoencoder, train_diffusion, train_gan
 from fedglass.core.errors import FedglassError, UsageError

@@ -106,8 +106,9 @@ def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None
 def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ...], output: Output) -> None:
     """Validate PLAN with its data and its model, and print who attacks what.
 
-    The command runs no attack and writes nothing. A plan that contains package.module:name runs that code. fedglass
-    prints the name before it imports the code, and looks for it only in installed packages and the folders of --code.
+    The command runs no attack and writes nothing. It estimates the time of the audit from a few timed gradients. A plan
+    that contains package.module:name runs that code. fedglass prints the name before it imports the code, and looks for
+    it only in installed packages and the folders of --code.
     With --no-code it imports none of this code, and lists what it could not check.
 
     \b
@@ -120,6 +121,8 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
         raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
     from fedglass.audit.audit import threat_model
+    from fedglass.audit.cost import describe_time
+    from fedglass.execution.fork_server import cores
     from fedglass.plan.compile import check_without_code, compile_plan
     from fedglass.plan.options import code_of
     from fedglass.plan.schema import read_plan
@@ -129,9 +132,14 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     unchecked = code if no_code else ()
     if not no_code:
         announce(parsed, output)
-    sections = check_without_code(parsed, folder) if unchecked else threat_model(compile_plan(parsed, folder, text))
+    if unchecked:
+        sections = check_without_code(parsed, folder)
+    else:
+        job = compile_plan(parsed, folder, text)
+        sections = [*threat_model(job), ("Time", describe_time(job, cores()))]
     if output.in_words:
-        _show_sections(sections, unchecked, plan)
+        show_sections(sections)
+        _show_soundness(unchecked, plan)
     output.answer(
         {
             "plan": str(plan),
@@ -144,11 +152,15 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     )
 
 
-def _show_sections(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
+def show_sections(sections: Sequence[Section]) -> None:
+    """Print sections of a threat model."""
     for title, lines in sections:
         click.secho(plain(title), bold=True)
         for line in lines:
             click.echo(click.wrap_text(plain(line), width(), "  ", "    "))
+
+
+def _show_soundness(unchecked: Sequence[Code], plan: Path) -> None:
     if not unchecked:
         click.secho(plain(f"{plan} is sound."), fg="green")
         return

@@ -234,6 +234,11 @@ class LBFGS:
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
 
+    @property
+    def evaluations(self) -> float:
+        """The most evaluations of the energy in an iteration."""
+        return float(self.inner)
+
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         return run_to_end(self.steps(problem, progress))
 
