@@ -120,9 +120,10 @@ def describe_time(job: Job, workers: int) -> list[str]:
         return ["No searches: exact attacks, the candidate game and the check of each message take seconds to minutes."]
     lines = [f"{name}: about {duration(seconds)} for each case." for name, seconds in expected.by_attack.items()]
     wall = expected.wall_seconds(workers)
-    limit = "" if job.minutes is None else f" They stop after {job.minutes:g} min (--minutes)."
-    text = f"All {expected.cases} searches take about {duration(wall)} on {count(workers, 'core')}.{limit}"
-    return [*lines, text, "These times are estimated from a few timed gradients."]
+    limit = "" if job.minutes is None else f" Searches stop after {job.minutes:g} min (--minutes)."
+    text = f"All {expected.cases} searches take about {duration(wall)} on {count(workers, 'core')}."
+    text = text if expected.cases > 1 else f"The search takes about {duration(wall)}."
+    return [*lines, text + limit, "These times are estimated from a few timed gradients."]
 
 
 def time_as_json(job: Job) -> dict[str, object]:
@@ -161,7 +162,7 @@ def estimate(job: Job) -> Estimate:
     """Estimate the time of a job's searches from a few timed gradients of each model."""
     try:
         seconds = dict(_case_seconds(job))
-    except FAILURES as error:
+    except (*FAILURES, ValueError, TypeError, LookupError, ArithmeticError) as error:
         return Estimate({}, 0.0, 0, failure_text(error).rstrip("."))
     by_attack: dict[str, float] = {}
     for case in job.cases:
@@ -207,4 +208,5 @@ def _attack_on(attack: AnyAttack, observation: Observation, timer: GradientSecon
         return 0.0
     knows = observation.knows
     training = knows.training or Training(lr=knows.lr or 0.1)
-    return attack_seconds(attack, Workload(training, knows.examples, timer))
+    rounds = 1 + len(observation.also)
+    return rounds * attack_seconds(attack, Workload(training, knows.examples, timer))

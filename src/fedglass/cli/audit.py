@@ -13,6 +13,7 @@ from fedglass.cli.options import (
     COUNT,
     DEVICES,
     PATH,
+    PROCESSES,
     ExecutorOptions,
     Output,
     announce,
@@ -208,7 +209,8 @@ def _perform(
 
     kind = device_named(device).type
     executor = execution.executor(shared=kind != "cpu")
-    seconds = None if output.quiet else estimated_seconds(job, execution.count(shared=kind != "cpu"))
+    unknown = output.quiet or kind != "cpu" or execution.name != PROCESSES  # gradients are timed on this processor
+    seconds = None if unknown else estimated_seconds(job, execution.count())
     with Screen("cases", outcome_in_words, output.quiet, seconds) as screen:
         result = run_and_report(
             job,
