@@ -157,7 +157,7 @@ class Screen(Bars):
         self.speak()
 
     def decided(self, verdict: Verdict) -> None:
-        self.line(f"{verdict.title.upper()}: {verdict.lead} The remaining cases cannot change this.", "bold red")
+        self.line(f"{verdict.title.upper()}: {verdict.lead} Further cases cannot clear this.", "bold red")
 
     def share(self) -> float:
         """Return the share of the cases that is done, with the parts of those that are running."""
