@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
-	format clean
+	dist resolve image-steps format clean
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
@@ -14,6 +14,9 @@ help:
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
+	@echo "make dist    build wheel and sdist, and try each in a fresh environment"
+	@echo "make resolve check that every line of docs/install.md resolves (minutes; installs nothing)"
+	@echo "make image-steps  run the steps of the Dockerfile in a fresh environment, without Docker"
 	@echo "make verdicts  audit situations of which the true answer is known, and print what was said; with SEED=7 COUNT=200"
 	@echo "             random ones, whose truth comes from formulas that share no code with fedglass"
 
@@ -60,9 +63,36 @@ bench: $(STAMP)
 verdicts: $(STAMP)
 	SEED=$(SEED) COUNT=$(COUNT) $(BIN)/python tools/verdicts.py
 
+# The second file replaces the first: everything else is installed already.
+dist:
+	rm -rf dist build .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(TRY_DIST)
+	.venv-dist/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
+	$(TRY_DIST)
+
+TRY_DIST = cd .venv-dist && bin/fedglass --version && bin/fedglass list -q > list.txt \
+	&& bin/fedglass init -q --force plan.toml && bin/fedglass check -q plan.toml
+
+resolve:
+	rm -rf .venv-resolve
+	$(PYTHON) -m venv .venv-resolve
+	grep '^pip install ' docs/install.md | while read -r line; do echo "$$line"; \
+		eval ".venv-resolve/bin/$${line} --dry-run --quiet --disable-pip-version-check" || exit 1; done
+
+# Docker's own index of torch is left out: constraints.txt names the version.
+image-steps:
+	rm -rf .venv-image
+	$(PYTHON) -m venv .venv-image
+	sed -n 's/^RUN //p' Dockerfile > .venv-image/steps.sh
+	PATH="$(CURDIR)/.venv-image/bin:$$PATH" TORCH_INDEX= sh -eux .venv-image/steps.sh
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-* demo
+	rm -rf $(VENV) .venv-* demo dist build

@@ -24,6 +24,7 @@ from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.run import TRAINED, cases_without_network, run
 from fedglass.reproduce.tables import Printed, Request, figure, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
+from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 
 
@@ -45,6 +46,8 @@ class Heard:
     def moved(self, case: Case[ClientTrial], done: int, total: int) -> None: ...
 
     def finished(self, case: Case[ClientTrial], record: Record) -> None: ...
+
+    def decided(self, verdict: Verdict) -> None: ...
 
 
 def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int = 1, iterations: int = 2) -> list[Cell]:

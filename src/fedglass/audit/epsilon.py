@@ -216,7 +216,7 @@ def accounted_release(
     """Return what the accountant and the defences say of the epsilon of one message."""
     model = noise_model(protection, training, examples)
     claims = list(epsilon_claims(protection.release, 1, entries))
-    declared = min((claim.declared for claim in claims), default=None)
+    declared = min((claim.declared for claim in claims if claim.declared is not None), default=None)
     if isinstance(model, NoBound):
         known = min((claim.real for claim in claims), default=None)
         forgotten = bool(claims) and not model.why  # a Gaussian mechanism with noise of size 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -156,19 +156,32 @@ def play_unfinished(
     progress: AuditProgress,
     *,
     cut_short: bool = False,
+    deadline: float | None = None,
 ) -> None:
-    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited."""
+    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited.
+
+    No case begins after the deadline. A case that ends without a report of its progress may end later.
+    """
     file, todo = RecordFile(directory / RECORDS), unfinished_cases(cases, directory, cut_short=cut_short)
     count = len({c.key for c in cases})
     progress.planned(count, count - len(todo))
-    if not todo:
+    if not todo or _is_over(deadline):
         return
 
     callbacks = Callbacks[Work](
         lambda work: progress.started(work.case), lambda work, done, total: progress.moved(work.case, done, total)
     )
-    for work, result in executor.run(play_case, prepare(todo), callbacks):
+    results = executor.run(play_case, prepare(todo), callbacks)
+    for work, result in results:
         record, evidence = (failed_record(work, result.reason), None) if isinstance(result, FailedJob) else result
         record = record if evidence is None else evidence.save(directory, record)
         file.append(record)
         progress.finished(work.case, record)
+        if _is_over(deadline):
+            if isinstance(results, Generator):
+                results.close()
+            return
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.time() >= deadline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ def plain(text: str) -> str:
     'a b ?[31mred'
     """
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def width() -> int:
+    """Return the width of text on stdout: that of the terminal, within reason; 100 in a pipe."""
+    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
 
 
 SCHEMA_VERSION = 1

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
-from fedglass.core.text import cited, docstring, uncited
+from fedglass.core.text import cited, docstring, part_in_words, uncited
 from fedglass.core.user_code import check_allowed, imported, is_importable, refused
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PartKind:
 
     noun: str
     package: str
-    """The package with the modules that register the built-in ones; without it there are none."""
+    """The package or the module that registers the built-in ones; without it there are none."""
     methods: tuple[str, ...] = ()
     """Methods that a part of this kind has; none where the kind checks its parts itself."""
     one_is_enough: bool = False
@@ -59,7 +59,7 @@ KINDS: Mapping[str, PartKind] = {
     "losses": PartKind("loss", "fedglass.fl.loss", ("value",)),
     "labels": PartKind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": PartKind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
-    "behaviours": PartKind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
+    "behaviours": PartKind("behaviour", "fedglass.federation.behaviours", ("examples", "update", "describe")),
     "models": PartKind("model", "fedglass.models", error=ModelError),
     "datasets": PartKind("dataset", "fedglass.data", error=DataError),
     "initialisations": PartKind("initialisation", "fedglass.models", ("apply",)),
@@ -176,6 +176,16 @@ def find(kind: str, name: str) -> Entry:
     raise unknown_name(KINDS[kind].noun, name, names(kind))
 
 
+def summary_of(kind: str, part: object) -> str:
+    """Return a part as a phrase: its registered name, its options, and what it does.
+
+    >>> summary_of("rules", make("rules", "krum", byzantine=2))
+    'krum (byzantine 2): the one update that lies closest to its neighbours'
+    """
+    entry = next((entry for entry in _registered(kind) if entry.value is type(part)), None)
+    return part_in_words(part) if entry is None else f"{part_in_words(part, entry.name)}: {entry.summary}"
+
+
 def origin_of(kind: str, name: str) -> str:
     """Return the origin of a name, as in `Entry.origin`, without importing its code.
 
@@ -270,7 +280,8 @@ def _called_like(name: str, package: str) -> Iterator[str]:
     >>> list(_called_like("dlg_adam", "fedglass.recipes")), list(_called_like("my.module:dlg", "fedglass.recipes"))
     (['fedglass.recipes.dlg'], [])
     """
-    if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
+    spec = importlib.util.find_spec(package)
+    if not name.isidentifier() or name.startswith("_") or spec is None or spec.submodule_search_locations is None:
         return
     name_parts = name.split("_")
     for end in range(len(name_parts), 0, -1):
@@ -281,10 +292,10 @@ def _called_like(name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _discover(package: str) -> None:
-    """Import the modules of a package, so that they register their parts."""
+    """Import the modules of a package, or a single module, so that they register their parts."""
     if importlib.util.find_spec(package) is None:
         return
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+    for module in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", ())):
         importlib.import_module(f"{package}.{module.name}")
 
 

@@ -6,6 +6,7 @@ import enum
 import inspect
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 
 
 class Note(enum.StrEnum):
@@ -38,6 +39,24 @@ def some(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+# Parts with their options.
+
+
+def part_in_words(part: object, name: str = "") -> str:
+    """Return the name of a part, by default that of its class, with the options that differ from the defaults.
+
+    >>> from fedglass.core.optimisers import SGD
+    >>> part_in_words(SGD(momentum=0.9, nesterov=True)), part_in_words(SGD(), "sgd")
+    ('SGD (momentum 0.9, nesterov)', 'sgd')
+    """
+    changed: dict[str, object] = {}
+    if is_dataclass(part):
+        changed = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) != f.default}
+    numbers = {n: f"{value:g}" if isinstance(value, float) else value for n, value in changed.items()}
+    options = [n.replace("_", " ") + ("" if value is True else f" {value}") for n, value in numbers.items()]
+    return (name or type(part).__name__) + (f" ({', '.join(options)})" if options else "")
 
 
 # Citations in docstrings: brackets that hold a year.

@@ -18,16 +18,19 @@ from fedglass.report.overview import overview
 from fedglass.report.page import Album, Names, PageTable, Pair, TableCell, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
 from fedglass.report.threat import threat_section
+from fedglass.verdict.baseline import Baseline
 from fedglass.verdict.collect_doubts import flags_of, with_refutations
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
+from fedglass.verdict.outcomes import Outcome, outcomes_of
 from fedglass.verdict.records import Picture, Record, grouped
 from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
 
 LONGEST_PLAN = 2**20
+NO_BASELINE = Baseline()
 
 
 def plan_text(directory: Path) -> str | None:
@@ -92,19 +95,24 @@ FIRST = 3
 FILM = "steps of the refinement"
 
 
-def write_report(directory: Path, output: Path | None = None, pictures: bool = True) -> Path:
+def write_report(
+    directory: Path, output: Path | None = None, baseline: Baseline = NO_BASELINE, pictures: bool = True
+) -> Path:
     """Write the page of an audit directory, by default to `report.html` in it, and return its path.
 
     An audit that was stopped early can be reported too; its page says that it is incomplete.
     """
-    return write_page(output or directory / REPORT, audit_page(directory, records_of(directory), pictures))
+    return write_page(output or directory / REPORT, audit_page(directory, records_of(directory), baseline, pictures))
 
 
-def audit_page(directory: Path, records: Sequence[Record], pictures: bool = True) -> str:
+def audit_page(
+    directory: Path, records: Sequence[Record], baseline: Baseline = NO_BASELINE, pictures: bool = True
+) -> str:
     """Return the page as text, with the private images or without."""
     gate, missing, stored_scales = judged_by(directory, len(records))
     scales, names, attacks = scales_of(records, stored_scales), short_names(records), attacks_in(records)
-    verdict, groups = judge(records, gate, missing), by_attack(records, gate)
+    verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
+    groups, outcomes = by_attack(records, gate), outcomes_of(records, gate)
     views, album = by_view(records, gate), Album(directory, shows=pictures)
     ranked = _distinct(rank(records, gate), album)
     worst = _gallery(ranked, records, gate, scales, album, names)
@@ -123,6 +131,8 @@ def audit_page(directory: Path, records: Sequence[Record], pictures: bool = True
         overview=overview(records, verdict, gate, names),
         facts=_facts(records, gate, ranked, missing),
         gate=gate,
+        accepted=_accepted_table(baseline, outcomes),
+        remarks_on_baseline=baseline.remarks(outcomes),
         worst=worst,
         first=(worst or unscored)[:FIRST],
         unscored=unscored,
@@ -154,6 +164,15 @@ def audit_page(directory: Path, records: Sequence[Record], pictures: bool = True
         glossary=glossary.terms,
         terms=glossary.link,
     )
+
+
+def _accepted_table(baseline: Baseline, outcomes: Sequence[Outcome]) -> PageTable:
+    """Return the findings that the baseline accepts, with the reason and the last day."""
+    rows = [
+        [f"{o.record.attack}: {o.title}", o.record.key, o.sentence, entry.reason, str(entry.expires)]
+        for o, entry in baseline.accepted(outcomes)
+    ]
+    return PageTable(["finding", "record", "what it says", "reason", "accepted until"], list(map(list, rows)))
 
 
 def _facts(

@@ -268,7 +268,14 @@ class Record(Frozen):
         return self
 
     def _values_by_image(self) -> Iterator[Sequence[object]]:
-        for values in (self.metrics, self.metrics_raw, self.blind, self.blind_guess, *self.controls.values()):
+        by_metric: Sequence[Mapping[str, Sequence[object]]] = (
+            self.metrics,
+            self.metrics_raw,
+            self.blind,
+            self.blind_guess,
+            *self.controls.values(),
+        )
+        for values in by_metric:
             yield from values.values()
         yield from (self.identity_preserved, self.transformed_match, self.blends)
 

@@ -81,6 +81,9 @@ NO_SCORE = "no score for some image"
 NOTHING_TO_ATTACK = "there was nothing to attack in {mute} of {cases} ({name}): {step}"
 STOPPED = "it was stopped before its end; run it again to continue"
 CASES_PLANNED = "{missing} not run yet; run it again to continue"
+ACCEPTED = "The baseline accepts {findings}; the exit code counts the others."
+EXPIRED_ENTRY = "The acceptance of record {record} expired on {expires}, so it counts again. Its reason was: {reason}"
+UNUSED_ENTRY = "The baseline accepts record {record}, which is not a finding of this audit: remove the entry."
 LIMITS = (
     "It holds for one record at a time, with all others known to the adversary.",
     "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "

@@ -230,6 +230,11 @@ class LBFGS:
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
 
+    @property
+    def evaluations(self) -> float:
+        """The most evaluations of the energy in an iteration."""
+        return float(self.inner)
+
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         starts = (u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)
         tensors = tuple(start.requires_grad_() for start in starts)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import Workload
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -23,7 +24,6 @@ from fedglass.core.types import Training
 from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import Curve
-from fedglass.reproduce.cost import Workload
 
 
 def local_path(
