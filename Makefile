@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
-	dist resolve image-steps format clean
+	dist resolve image-steps format clean fuzz crash lock
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
@@ -13,6 +13,9 @@ help:
 	@echo "make test-ray  run cases on a Ray cluster of this machine and on submitit's jobs, in an environment of its own"
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
+	@echo "make fuzz    give every reader of files thousands of damaged ones; with FUZZ=5000 as many to each fast reader"
+	@echo "make crash   kill each long command at random moments and compare what it continues to; with KILLS=100"
+	@echo "make lock    write requirements-*.lock: the pins of constraints.txt with hashes, without torch"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
 	@echo "make dist    build wheel and sdist, and try each in a fresh environment"
 	@echo "make resolve check that every line of docs/install.md resolves (minutes; installs nothing)"
@@ -56,6 +59,18 @@ test-flower test-nvflare test-flower-lowest test-nvflare-lowest: test-%: .venv-%
 
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/python -m pytest -W default tests/integration/ray tests/execution/test_submitit.py
+
+FUZZ ?= 1200
+KILLS ?= 20
+
+fuzz: $(STAMP)
+	FEDGLASS_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz
+
+crash: $(STAMP)
+	FEDGLASS_KILLS=$(KILLS) $(BIN)/python -m pytest -n auto --dist worksteal tests/crash
+
+lock: $(STAMP)
+	$(BIN)/python tools/lock.py
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
