@@ -135,12 +135,17 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     if len(private) < 2:
         return [[] for _ in shown]
     flat, true = shown.detach().cpu().double().flatten(1), private.double().flatten(1)
-    distances = torch.cdist(flat, true)  # (n, n)
-    order = distances.argsort(dim=1)
-    means = true[order].cumsum(dim=1) / torch.arange(1, len(true) + 1).view(1, -1, 1)  # (n, n, pixels)
-    to_means = (means - flat.unsqueeze(1)).norm(dim=2)  # (n, n): to the mean of the nearest 1, 2, ...
-    best = torch.where(to_means.isnan(), torch.inf, to_means).argmin(dim=1)
-    return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]
+    counts = torch.arange(1, len(true) + 1).view(-1, 1)
+    blends = list[list[int]]()
+    for image, distances in zip(flat, torch.cdist(flat, true), strict=True):
+        if bool(image.isnan().any()):
+            blends.append([])
+            continue
+        order = distances.argsort()
+        means = true[order].cumsum(dim=0) / counts  # (n, pixels): of the nearest 1, 2, ...
+        members = int((means - image).norm(dim=1).argmin()) + 1
+        blends.append(sorted(order[:members].tolist()) if members > 1 else [])
+    return blends
 
 
 LONGEST_SIDE = 64
@@ -165,18 +170,22 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     if not len(images):
         return [0.0] * len(originals)
     spectra = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
+    spectra = spectra[spectra.abs().flatten(1).any(1)]  # without pictures that are flat or not finite
+    if not len(spectra):
+        return [0.0] * len(originals)
+    size = [min(side, LONGEST_SIDE) for side in images.shape[-2:]]
     # The correlation at every offset at once [the correlation theorem].
-    by_original = (torch.fft.ifft2((spectra.conj() * true).sum(dim=1)).real for true in _spectra(originals))
+    by_original = (torch.fft.irfft2((spectra.conj() * true).sum(dim=1), s=size) for true in _spectra(originals))
     return [float(correlations.abs().max()) for correlations in by_original]
 
 
 def _spectra(images: Tensor) -> Tensor:
-    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w')"""
+    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w' / 2 + 1)"""
     height, width = images.shape[-2:]
     pixels = images.detach().cpu().double()
     small = adaptive_avg_pool2d(pixels, (min(height, LONGEST_SIDE), min(width, LONGEST_SIDE)))
     centred = small - small.mean(dim=(-2, -1), keepdim=True)
     size = centred.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     sound = torch.isfinite(size) & (size > FLAT_PICTURE * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
-    spectra: Tensor = torch.fft.fft2(torch.where(sound, centred / size, 0.0))
+    spectra: Tensor = torch.fft.rfft2(torch.where(sound, centred / size, 0.0).float())
     return spectra

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from fedglass.defend.per_example import (
     example_gradients,
     noise_source,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import Step
 
 
@@ -40,6 +42,7 @@ class DPSGD:
 
     clip: float
     noise_multiplier: float
+    strength: ClassVar = Strength("noise_multiplier", 0.1, 100.0)
 
     def __post_init__(self) -> None:
         check_positive(self, "clip")
