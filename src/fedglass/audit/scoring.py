@@ -180,7 +180,7 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
 
 
 def _spectra(images: Tensor) -> Tensor:
-    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w' / 2 + 1)"""
+    """Return half of the Fourier transforms of the pictures, centred, of length 1.  # (n, c, h, w) -> (n, c, h', k)"""
     height, width = images.shape[-2:]
     pixels = images.detach().cpu().double()
     small = adaptive_avg_pool2d(pixels, (min(height, LONGEST_SIDE), min(width, LONGEST_SIDE)))
