@@ -173,7 +173,7 @@ def front_chart(
 ) -> Markup:
     """Draw points with intervals over a logarithmic axis that covers `span`, and the front of the best ones as a line.
 
-    The side above `limit` is shaded. Dotted: a blind guess, upright, and the `levels` of the vertical axis by name.
+    The side above `limit` is shaded. Dotted: a blind guess, upright, and up to two `levels` of the vertical axis.
     """
     top, bottom, start = 22, 190, START
     points = [point for some in series.values() for point in some]
@@ -187,9 +187,9 @@ def front_chart(
         )
         parts.append(_line("limit", x.at(limit), top, x.at(limit), bottom))
     parts.append(_line("blind", x.at(blind), top, x.at(blind), bottom))
-    for name, level in levels.items():
+    for (name, level), anchor in zip(levels.items(), ("end", "start"), strict=False):  # on two sides: they may be close
         parts.append(_line("blind", start, y.at(level), WIDTH - EDGE, y.at(level)))
-        parts.append(_text("tick", WIDTH - EDGE, y.at(level) - 4, name, "end"))
+        parts.append(_text("tick", start + 4 if anchor == "start" else WIDTH - EDGE, y.at(level) - 4, name, anchor))
     parts.append(_polyline("front", [(x.at(a), y.at(b)) for a, b in front]))
     for number, some in enumerate(series.values()):
         for p in some:
