@@ -172,18 +172,22 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     if not len(images):
         return [0.0] * len(originals)
     spectra = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
+    spectra = spectra[spectra.abs().flatten(1).any(1)]  # without pictures that are flat or not finite
+    if not len(spectra):
+        return [0.0] * len(originals)
+    size = [min(side, LONGEST_SIDE) for side in images.shape[-2:]]
     # The correlation at every offset at once [the correlation theorem].
-    by_original = (torch.fft.ifft2((spectra.conj() * true).sum(dim=1)).real for true in _spectra(originals))
+    by_original = (torch.fft.irfft2((spectra.conj() * true).sum(dim=1), s=size) for true in _spectra(originals))
     return [float(correlations.abs().max()) for correlations in by_original]
 
 
 def _spectra(images: Tensor) -> Tensor:
-    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w')"""
+    """Return half of the Fourier transforms of the pictures, centred, of length 1.  # (n, c, h, w) -> (n, c, h', k)"""
     height, width = images.shape[-2:]
     pixels = images.detach().cpu().double()
     small = adaptive_avg_pool2d(pixels, (min(height, LONGEST_SIDE), min(width, LONGEST_SIDE)))
     centred = small - small.mean(dim=(-2, -1), keepdim=True)
     size = centred.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     sound = torch.isfinite(size) & (size > FLAT_PICTURE * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
-    spectra: Tensor = torch.fft.fft2(torch.where(sound, centred / size, 0.0))
+    spectra: Tensor = torch.fft.rfft2(torch.where(sound, centred / size, 0.0).float())
     return spectra

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fedglass import __version__
+from fedglass.cli.advise import advise
 from fedglass.cli.audit import audit, demo
 from fedglass.cli.epsilon import epsilon
 from fedglass.cli.options import plain
@@ -74,6 +75,7 @@ def cli() -> None:
       fedglass init plan.toml          write a commented plan
       fedglass check plan.toml         print the threat model
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
+      fedglass advise plan.toml        find the defence and the strength that meet the gate
 
     \b
     Test a declared epsilon by canaries (docs/epsilon.md):
@@ -98,7 +100,7 @@ def cli() -> None:
     """
 
 
-audits = (demo, init, check, audit, epsilon, record_info, join, report, list_known, schema)
+audits = (demo, init, check, audit, advise, epsilon, record_info, join, report, list_known, schema)
 for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder, train_gan):
     cli.add_command(command)
 

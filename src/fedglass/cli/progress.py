@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from fedglass.advise.tried import TriedSetting
 from fedglass.audit.audit import AuditResult
 from fedglass.audit.cases import Case
 from fedglass.audit.cost import duration
@@ -166,6 +168,43 @@ class Screen(Bars):
             return 0.0
         running = [t for t in self.bars.tasks if t.id in self.running.values() and t.total]
         return min(1.0, (task.completed + sum(t.completed / (t.total or 1) for t in running)) / task.total)
+
+
+class AdviceScreen(Screen):
+    """The same for the audits of an advice, below a bar for its settings; every finished setting leaves a line."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__("cases", outcome_in_words, quiet)
+        self.settings: TaskID | None = None
+
+    def setting_started(self, name: str, number: int, most: int) -> None:
+        text = plain(f"setting {number} of at most {most}: {name}")
+        if self.settings is None:
+            self.settings = self.bars.add_task(text, total=most, completed=number - 1)
+        self.bars.update(self.settings, description=text, total=most, completed=number - 1)
+
+    def setting_finished(self, setting: TriedSetting) -> None:
+        remaining = None if self.settings is None else self.bars.tasks[self.settings].time_remaining
+        left = "" if not remaining else f"; about {math.ceil(remaining / 60)} min left"
+        self.line(f"{setting.name}: {setting.state.upper()}, accuracy {setting.accuracy}{left}")
+        for task in self.training.values():
+            self.bars.remove_task(task)
+        self.training.clear()
+
+    def decided(self, verdict: Verdict) -> None:
+        """Say nothing: the line of the setting has its verdict."""
+
+    def planned(self, cases: int, done: int) -> None:
+        if self.all_cases is None:
+            self.all_cases = self.bars.add_task("")
+        self.bars.reset(self.all_cases, total=cases, completed=done, description=f"{cases} {self.cases}")
+
+    def finished(self, case: Case[Any], record: Record) -> None:
+        self.bars.remove_task(self.running.pop(case.key))
+        if self.all_cases is not None:
+            self.bars.advance(self.all_cases)
+        if record.status == "failed":
+            self.line(f"{case.title}: {self.in_words(record)}", "red")
 
 
 def outcome_in_words(record: Record) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from fedglass.defend.per_example import (
     example_gradients,
     noise_source,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import Step
 
 
@@ -43,6 +45,7 @@ class DPSGD:
     noise_multiplier: float
     expected_batch_size: float | None = field(default=None, kw_only=True, metadata=LATER)
     """What every sum is divided by, in place of the size of its own batch: Opacus does so."""
+    strength: ClassVar = Strength("noise_multiplier", 0.1, 100.0)
 
     def __post_init__(self) -> None:
         check_positive(self, "clip")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fedglass.defend.per_example import (
     check_positive,
     check_share,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 
 SHOKRI = (
@@ -68,6 +69,7 @@ class PercentilePrivacy:
     percentile: float = 10
     gamma: float = 0.01
     steps: float = 1
+    strength: ClassVar = Strength("percentile", 10.0, 99.9, origin=100)
 
     def __post_init__(self) -> None:
         check_percentage(self, "percentile")
@@ -117,6 +119,7 @@ class SVTPrivacy:
     epsilon_query: float | None = None
     epsilon_release: float | None = None
     steps: float = 1
+    strength: ClassVar = Strength("fraction", 1.0, 0.001)
 
     def __post_init__(self) -> None:
         check_closed_share(self, "fraction")
@@ -203,6 +206,7 @@ class FlowerFixedClipping:
 
     clipping_norm: float
     adaptive: bool = False
+    strength: ClassVar = Strength("clipping_norm", 10.0, 0.001)
 
     def __post_init__(self) -> None:
         check_positive(self, "clipping_norm")
@@ -238,6 +242,7 @@ class FlowerLocalDP:
     sensitivity: float
     epsilon: float
     delta: float
+    strength: ClassVar = Strength("epsilon", 10_000.0, 0.1)
 
     def __post_init__(self) -> None:
         check_positive(self, "clipping_norm")

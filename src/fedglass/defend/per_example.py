@@ -200,6 +200,7 @@ def register_gradient_forms(name: str, summary: str) -> Callable[[type[T]], type
         repeated = "the same with random numbers that repeat in every epoch, as released"
         for form, text in ((per_example, summary), (released, repeated)):
             form.__dict__["__signature__"] = options  # plans and `fedglass list` read the options from it
+            form.__dict__["strength"] = getattr(release, "strength", None)
             register("defences", f"{name}_{form.__name__}", summary=text, paper=DLFA)(form)
         return release
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from fedglass.defend.per_example import (
     refuse_batch_statistics,
     register_gradient_forms,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 
@@ -74,6 +76,7 @@ class _Pruning(ABC):
     """Base of the defences with an exact share of entries to prune."""
 
     share: float
+    strength: ClassVar = Strength("share", 0.5, 0.999, origin=1)
 
     def __post_init__(self) -> None:
         check_share(self, "share")
@@ -167,6 +170,7 @@ class RandomDrop:
     """
 
     probability: float
+    strength: ClassVar = Strength("probability", 0.5, 0.999, origin=1)
 
     def __post_init__(self) -> None:
         check_share(self, "probability")

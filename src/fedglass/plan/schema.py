@@ -19,6 +19,7 @@ from fedglass.core.files import follow_links, open_file
 from fedglass.core.parsing import parse_toml
 from fedglass.plan.tables import (
     MOST_CASES,
+    AdviseTable,
     BundleTable,
     Client,
     Defences,
@@ -269,6 +270,8 @@ class Plan(PlanTable):
     """Metrics of the images."""
     gate: GateTable = GateTable()
     """Limits that decide the verdict."""
+    advise: AdviseTable | None = None
+    """Defences that `fedglass advise` compares; audits ignore it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
