@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
+from fedglass.attack.solvers.states import SearchStates, storing
 from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subject
 from fedglass.audit.knowledge import describe_knowledge, describe_learned
 from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
@@ -37,6 +38,8 @@ class Work:
     device: torch.device
     deadline: float | None = None
     """The time at which the probe is stopped, in seconds since the epoch; None: never."""
+    states: Path | None = None
+    """The folder in which long searches store their state, to continue after a stop; None: they store none."""
 
     @property
     def key(self) -> str:
@@ -56,7 +59,10 @@ def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
         return_memory()
         reset_peak()
         start = time.perf_counter()
-        finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
+        states = None if work.states is None else SearchStates(work.states / work.case.key, work.key)
+        with storing(states):
+            finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
+        start -= 0.0 if states is None else states.seconds_before
     except OutOfTime:
         cut = doubt(DoubtKind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = ProbeResult({"doubts": [cut]})

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.options import (
-    DEVICES,
     PATH,
     ExecutorOptions,
     Output,
     announce,
     code_option,
+    device_option,
     executor_options,
     importable,
     output_options,
@@ -30,7 +30,7 @@ RECOMMENDED, ANSWER = "recommended.toml", "advice.json"
 @click.argument("plan", type=PATH)
 @click.option("-o", "--output", "place", type=PATH, help="Output directory.  [default: advice/PLAN]")
 @executor_options
-@click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
+@device_option()
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="Begin no other setting after so many minutes."
 )
