@@ -268,8 +268,9 @@ class Record(Frozen):
         return self
 
     def _values_by_image(self) -> Iterator[Sequence[object]]:
-        for values in (self.metrics, self.metrics_raw, self.blind, self.blind_guess, *self.controls.values()):
+        for values in (self.metrics, self.metrics_raw, self.blind, *self.controls.values()):
             yield from values.values()
+        yield from self.blind_guess.values()
         yield from (self.identity_preserved, self.transformed_match, self.blends)
 
     @property
