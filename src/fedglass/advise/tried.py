@@ -34,8 +34,8 @@ class Accuracy:
 def mean_accuracy(values: Sequence[float]) -> Accuracy:
     """Return the mean with Student's interval; every seed has its own test examples, so it covers their choice too.
 
-    >>> mean_accuracy([0.8, 0.9])
-    Accuracy(mean=0.85, low=0.2146..., high=1.0)
+    >>> str(mean_accuracy([0.8, 0.9]))
+    '85 % (21.5 % to 100 %)'
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
