@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
-	format clean
+	docs format clean
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
+	@echo "make docs    build the documentation in site/, and check its links"
 	@echo "make verdicts  audit situations of which the true answer is known, and print what was said; with SEED=7 COUNT=200"
 	@echo "             random ones, whose truth comes from formulas that share no code with fedglass"
 
@@ -59,9 +60,17 @@ bench: $(STAMP)
 verdicts: $(STAMP)
 	SEED=$(SEED) COUNT=$(COUNT) $(BIN)/python tools/verdicts.py
 
+.venv-docs/.installed: constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material
+	@touch $@
+
+docs: .venv-docs/.installed
+	.venv-docs/bin/python tools/build_site.py
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-* demo
+	rm -rf $(VENV) .venv-* demo site

@@ -43,7 +43,7 @@ class PartKind:
 
     noun: str
     package: str
-    """The package with the modules that register the built-in ones; without it there are none."""
+    """The package or the module that registers the built-in ones; without it there are none."""
     methods: tuple[str, ...] = ()
     """Methods that a part of this kind has; none where the kind checks its parts itself."""
     one_is_enough: bool = False
@@ -59,7 +59,7 @@ KINDS: Mapping[str, PartKind] = {
     "losses": PartKind("loss", "fedglass.fl.loss", ("value",)),
     "labels": PartKind("labels", "fedglass.attack.labels", ("bind",)),
     "rules": PartKind("rule", "fedglass.fl.aggregate", ("init", "aggregate")),
-    "behaviours": PartKind("behaviour", "fedglass.federation.behaviour", ("examples", "update", "describe")),
+    "behaviours": PartKind("behaviour", "fedglass.federation.behaviours", ("examples", "update", "describe")),
     "models": PartKind("model", "fedglass.models", error=ModelError),
     "datasets": PartKind("dataset", "fedglass.data", error=DataError),
     "initialisations": PartKind("initialisation", "fedglass.models", ("apply",)),
@@ -270,7 +270,8 @@ def _called_like(name: str, package: str) -> Iterator[str]:
     >>> list(_called_like("dlg_adam", "fedglass.recipes")), list(_called_like("my.module:dlg", "fedglass.recipes"))
     (['fedglass.recipes.dlg'], [])
     """
-    if not name.isidentifier() or name.startswith("_") or importlib.util.find_spec(package) is None:
+    spec = importlib.util.find_spec(package)
+    if not name.isidentifier() or name.startswith("_") or spec is None or spec.submodule_search_locations is None:
         return
     name_parts = name.split("_")
     for end in range(len(name_parts), 0, -1):
@@ -281,10 +282,10 @@ def _called_like(name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _discover(package: str) -> None:
-    """Import the modules of a package, so that they register their parts."""
+    """Import the modules of a package, or a single module, so that they register their parts."""
     if importlib.util.find_spec(package) is None:
         return
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+    for module in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", ())):
         importlib.import_module(f"{package}.{module.name}")
 
 
