@@ -52,6 +52,33 @@ def test_the_plan_is_sound() -> None:
     assert len([case for case in job.cases if case.facts["attack"] in job.attacks]) == 4
 
 
+@pytest.mark.parametrize(
+    "plan", [b for page in DOCS for b in blocks(page.name, "toml") if b.startswith("[federation]")]
+)
+def test_plans_on_pages_are_sound(plan: str) -> None:
+    assert compile_plan(parse_plan(plan), ROOT).cases
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_tables_on_pages_have_keys_of_a_plan(page: Path) -> None:
+    """A part of a plan is completed with a federation; what is left must be sound."""
+    for block in blocks(page.name, "toml"):
+        if block.startswith("[") and not block.startswith("[federation"):
+            parse_plan(f'[federation]\ndata = "photos"\ntraining = {{ lr = 0.1 }}\n{block}')
+
+
+def test_verdicts_that_a_page_repeats_are_those_of_the_table() -> None:
+    def rows(page: str) -> dict[str, list[str]]:
+        lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+        cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| "))
+        return {name: rest for name, *rest in cells if rest[0] != "said" and rest[1] != "said"}
+
+    said = {name: [rest[1], *rest[3:5]] for name, rest in rows("verdicts.md").items()}
+    repeated = rows("questions.md")
+    assert len(repeated) >= 9
+    assert {name: said[name] for name in repeated} == repeated
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))

@@ -145,7 +145,7 @@ def commands() -> str:
 
 def _help_of(name: str) -> str:
     arguments = [*name.split(), "--help"]
-    printed = CliRunner().invoke(cli, arguments, prog_name="fedglass", terminal_width=100, catch_exceptions=False)
+    printed = CliRunner().invoke(cli, arguments, prog_name="fedglass", terminal_width=88, catch_exceptions=False)
     return "\n".join(line.rstrip() for line in printed.stdout.strip().splitlines())
 
 
@@ -157,7 +157,7 @@ def parts_tables(*kinds: str) -> str:
     by_kind = {kind: tuple(built_in(kind).values()) for kind in kinds}
     lines = []
     for kind, entries in by_kind.items():
-        lines += [f"## {_title(kind)}", "", "| name | what it does | options | paper |", "|---|---|---|---|"]
+        lines += [f"## {_title(kind)}", "", "| name | what it does | paper |", "|---|---|---|"]
         lines += [*map(_part_row, entries), ""]
     papers = [paper for entries in by_kind.values() for entry in entries for paper in entry.paper.split("; ")]
     lines += ["## Papers", "", *(f"- {_linked(paper)}" for paper in sorted(set(filter(None, papers)))), ""]
@@ -170,9 +170,9 @@ def _title(kind: str) -> str:
 
 def _part_row(entry: Entry) -> str:
     options = defaults_in_words(entry.value) if entry.kind in CONFIGURED else ""
-    options = "<br>".join(f"`{option}`" for option in filter(None, options.split(", ")))
+    shown = f"<br>Options: {', '.join(f'`{option}`' for option in options.split(', '))}" if options else ""
     papers = "; ".join(_short(paper) for paper in entry.paper.split("; ") if paper)
-    cells = (f"`{listed_name(entry)}`", entry.summary, options, papers)
+    cells = (f"`{listed_name(entry)}`", entry.summary + shown, papers)
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
