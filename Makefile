@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
-	dist resolve image-steps format clean fuzz crash lock
+	dist docs resolve image-steps format clean fuzz crash lock
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
@@ -20,6 +20,7 @@ help:
 	@echo "make dist    build wheel and sdist, and try each in a fresh environment"
 	@echo "make resolve check that every line of docs/install.md resolves (minutes; installs nothing)"
 	@echo "make image-steps  run the steps of the Dockerfile in a fresh environment, without Docker"
+	@echo "make docs    build the documentation in site/, and check its links"
 	@echo "make verdicts  audit situations of which the true answer is known, and print what was said; with SEED=7 COUNT=200"
 	@echo "             random ones, whose truth comes from formulas that share no code with fedglass"
 
@@ -105,9 +106,17 @@ image-steps:
 	sed -n 's/^RUN //p' Dockerfile > .venv-image/steps.sh
 	PATH="$(CURDIR)/.venv-image/bin:$$PATH" TORCH_INDEX= sh -eux .venv-image/steps.sh
 
+.venv-docs/.installed: constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material
+	@touch $@
+
+docs: .venv-docs/.installed
+	.venv-docs/bin/python tools/build_site.py
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-* demo dist build
+	rm -rf $(VENV) .venv-* demo dist build site

@@ -15,7 +15,7 @@ import fedglass
 ROOT = Path(__file__).parents[1]
 OTHERS = ROOT / "examples" / "third_party_package" / "src" / "fedglass_huber"
 """A package that uses the public names."""
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/extending.md")}
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/python.md", "docs/extending.md")}
 
 
 def test_the_three_lists_of_names_agree() -> None:
@@ -50,7 +50,7 @@ def programs(page: str) -> list[str]:
 
 
 def test_a_type_checker_sees_the_pages_and_the_real_classes(tmp_path: Path) -> None:
-    example = "\n".join(programs("README.md"))
+    example = "\n".join(programs("docs/python.md"))
     (tmp_path / "extending.py").write_text("\n".join(programs("docs/extending.md")))
     revealed = [name for name in fedglass.__all__ if name != "__version__"]
     asked = [f"from fedglass import {', '.join(revealed)}", *(f"reveal_type({name})" for name in revealed)]

@@ -11,7 +11,6 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 LOWEST = {
     "flower": "constraints-flower-lowest.txt",
@@ -56,11 +55,12 @@ def test_the_lowest_version_of_an_extra_is_tested(extra: str) -> None:
 
 
 @pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare"), ("dp", "Opacus")])
-def test_the_readme_names_the_lowest_and_the_recent_one(extra: str, framework: str) -> None:
+def test_the_readme_and_the_page_name_the_lowest_and_the_recent_one(extra: str, framework: str) -> None:
     name = requirement(extra).name
     lowest, recent = pins(LOWEST[extra])[name], pins(RECENT[extra])[name]
 
-    assert f"{framework} {lowest} and {recent}" in README
+    for page in ("README.md", {"dp": "docs/bundles.md"}.get(extra, f"docs/{extra}.md")):
+        assert f"{framework} {lowest} and {recent}" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_the_example_for_flower_asks_for_the_same() -> None:

@@ -1,4 +1,8 @@
-"""Write docs/plan.md from the schema of a plan, and the examples of docs/json.md from what the commands print."""
+"""Write the pages of the reference: from the schema of a plan, the commands, the registered parts and the texts.
+
+Pages with a text of their own are written below the line `GENERATED`. Also the examples of docs/json.md, from what the
+commands print.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,24 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from click.testing import CliRunner
 
 from fedglass.cli.main import cli
+from fedglass.cli.plans import CONFIGURED
+from fedglass.core.registry import Entry, built_in, listed_name
+from fedglass.plan.options import defaults_in_words
 from fedglass.plan.schema import Plan
+from fedglass.report.glossary import TERMS
+from fedglass.verdict.doubts import Question
+from fedglass.verdict.texts import TABLE, Flag
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 EXAMPLE = re.compile(r"```sh\n(?P<command>.*)\n```\n\n```json\n(?P<answer>[^`]*)```")
 PLAN = re.compile(r"```toml\n(?P<plan>[^`]*)```")
+GENERATED = "<!-- Below this line `python tools/make_docs.py` writes the page. -->"
 
 Schema = Mapping[str, Any]
 OPEN = "its own options"
@@ -115,6 +127,170 @@ def _refs(value: Any) -> Iterator[str]:
             yield from _refs(inner)
 
 
+# Commands.
+
+
+def commands() -> str:
+    """Return `docs/cli.md`: the help of every command."""
+    lines = [
+        "# Commands",
+        "",
+        "`fedglass COMMAND --help` prints the same. `python tools/make_docs.py` generates this page.",
+        "",
+    ]
+    for name in ("", *cli.commands):
+        lines += [f"## fedglass {name}".rstrip(), "", "```text", *_help_of(name).splitlines(), "```", ""]
+    return "\n".join(lines)
+
+
+def _help_of(name: str) -> str:
+    arguments = [*name.split(), "--help"]
+    printed = CliRunner().invoke(cli, arguments, prog_name="fedglass", terminal_width=88, catch_exceptions=False)
+    return "\n".join(line.rstrip() for line in printed.stdout.strip().splitlines())
+
+
+# Parts that plans name.
+
+
+def parts_tables(*kinds: str) -> str:
+    """Return a table of the built-in parts of each kind, then the papers in full."""
+    by_kind = {kind: tuple(built_in(kind).values()) for kind in kinds}
+    lines = []
+    for kind, entries in by_kind.items():
+        lines += [f"## {_title(kind)}", "", "| name | what it does | paper |", "|---|---|---|"]
+        lines += [*map(_part_row, entries), ""]
+    papers = [paper for entries in by_kind.values() for entry in entries for paper in entry.paper.split("; ")]
+    lines += ["## Papers", "", *(f"- {_linked(paper)}" for paper in sorted(set(filter(None, papers)))), ""]
+    return "\n".join(lines)
+
+
+def _title(kind: str) -> str:
+    return {"exact": "Exact methods"}.get(kind, f"All {kind}")
+
+
+def _part_row(entry: Entry) -> str:
+    options = defaults_in_words(entry.value) if entry.kind in CONFIGURED else ""
+    shown = f"<br>Options: {', '.join(f'`{option}`' for option in options.split(', '))}" if options else ""
+    papers = "; ".join(_short(paper) for paper in entry.paper.split("; ") if paper)
+    cells = (f"`{listed_name(entry)}`", entry.summary + shown, papers)
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+ADDRESS = re.compile(r",? (https?://\S+)$")
+
+
+def _short(paper: str) -> str:
+    """Return a citation with its authors and year, linked if it has an address.
+
+    >>> _short("Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, https://arxiv.org/abs/1906.08935")
+    '[Zhu et al., 2019](https://arxiv.org/abs/1906.08935)'
+    >>> _short("Flower's LocalDpMod")
+    "Flower's LocalDpMod"
+    """
+    address, text = ADDRESS.search(paper), ADDRESS.sub("", paper)
+    names, year = text.partition(":")[0].split(", "), re.findall(r"\b(?:19|20)\d\d\b", text)
+    if not year or address is None:
+        return text
+    authors = " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
+    return f"[{authors}, {year[-1]}]({address[1]})"
+
+
+def _linked(paper: str) -> str:
+    address = ADDRESS.search(paper)
+    return paper if address is None else f"[{ADDRESS.sub('', paper)}]({address[1]})"
+
+
+# Texts of the verdict and the report.
+
+SEVERITIES = {
+    "serious": "Serious: as long as it stands, the audit does not say CLEAR.",
+    "warning": "Warning: read the figures with care.",
+    "info": "Information: it explains what an attack or a check did.",
+}
+
+
+def doubts() -> str:
+    """Return `docs/doubts.md`: every doubt under its question, with what it means and what to do."""
+    lines = [
+        "# Doubts",
+        "",
+        "A doubt is a reason to trust a figure less. The report lists the doubts of an audit under these questions.",
+        "`--json` names them by their identifier. Words in *italics* stand for figures and names of the audit.",
+        "",
+        *(f"- {text}" for text in SEVERITIES.values()),
+        "",
+        "`python tools/make_docs.py` generates this page from the texts of the report.",
+        "",
+    ]
+    for question in Question:
+        lines += [f"## {question.value}", ""]
+        flags = [flag for flag in TABLE.values() if flag.question is question]
+        for flag in sorted(flags, key=lambda flag: list(SEVERITIES).index(flag.severity)):
+            lines += _doubt(flag)
+    return "\n".join(lines)
+
+
+def _doubt(flag: Flag) -> list[str]:
+    """Return the section of a doubt.
+
+    >>> from fedglass.verdict.doubts import DoubtKind
+    >>> _doubt(TABLE[DoubtKind.OUT_OF_TIME])[2]
+    '`out_of_time`, info. The attack was stopped after *seconds* s, because the time budget was used up.'
+    """
+    meaning, step = (_with_places(text) for text in (flag.text, flag.step))
+    advice = [f"**What to do:** {step}", ""] if step else []
+    return [f"### {flag.name}", "", f"`{flag.kind.value}`, {flag.severity}. {meaning}", "", *advice]
+
+
+def _with_places(text: str) -> str:
+    """Return a text with the names of its places in italics."""
+    pieces = Formatter().parse(text)
+    return "".join(literal if field is None else f"{literal}*{field}*" for literal, field, _, _ in pieces)
+
+
+def glossary() -> str:
+    """Return `docs/glossary.md`: the terms that reports explain."""
+    lines = [
+        "# Glossary",
+        "",
+        "The report explains the same terms. `python tools/make_docs.py` generates this page.",
+        "",
+    ]
+    for term, meaning in sorted(TERMS.items(), key=lambda pair: pair[0].lower()):
+        lines += [f"## {term}", "", meaning, ""]
+    return "\n".join(lines)
+
+
+def pages(docs: Path = DOCS) -> dict[str, str]:
+    """Return every generated page by its file name; those with a text of their own keep it."""
+    others = ("labels", "refinements", "behaviours", "models", "datasets", "initialisations", "metrics")
+    tails = {
+        "attacks": ("attacks", "exact"),
+        "names": others,
+        **{kind: (kind,) for kind in ("defences", "rules", "losses")},
+    }
+    whole = {"plan.md": reference(), "cli.md": commands(), "doubts.md": doubts(), "glossary.md": glossary()}
+    return whole | {f"{name}.md": _below(docs / f"{name}.md", parts_tables(*kinds)) for name, kinds in tails.items()}
+
+
+def _below(page: Path, tail: str) -> str:
+    head, line, _ = page.read_text(encoding="utf-8").partition(GENERATED)
+    assert line, f"{page} has the line {GENERATED}"
+    return f"{head}{line}\n\n{tail}"
+
+
+def write(texts: Mapping[str, str], docs: Path) -> None:
+    """Write the pages, or refuse in a sentence."""
+    for name, text in texts.items():
+        try:
+            (docs / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SystemExit(f"Cannot write {docs / name}: {error.strerror}. Make the folder writable.") from None
+
+
+# What commands print.
+
+
 def answers(text: str) -> dict[str, str]:
     """What the commands of a page print, each after those before it, on the page's own plan."""
     before = Path.cwd()
@@ -145,5 +321,5 @@ def refreshed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "plan.md").write_text(reference())
-    (DOCS / "json.md").write_text(refreshed((DOCS / "json.md").read_text()))
+    write(pages(), DOCS)
+    write({"json.md": refreshed((DOCS / "json.md").read_text(encoding="utf-8"))}, DOCS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -261,3 +262,7 @@ def test_two_built_in_parts_of_one_name_are_refused(monkeypatch: pytest.MonkeyPa
     again: Any = {"__name__": "fedglass.recipes.other", "register": register}
     with pytest.raises(UsageError, match=r"fedglass.recipes.other registers the attack 'dlg', which is built in"):
         exec("@register('attacks', 'dlg', summary='x')\ndef dlg(): ...", again)
+
+
+def test_the_package_of_every_kind_is_there() -> None:
+    assert [kind for kind, about in KINDS.items() if importlib.util.find_spec(about.package) is None] == []
