@@ -79,9 +79,7 @@ TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF", "markdown"
 @click.option("--sarif", type=PATH, metavar="FILE", help="Also write SARIF 2.1.0.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Also write a summary in Markdown, without pictures.")
 @click.option("--plan", type=PATH, metavar="FILE", help="Plan file in your repository, the place of SARIF's findings.")
-@click.option(
-    "--without-pictures", "pictures", flag_value=False, default=True, help="Leave all private images out of the page."
-)
+@click.option("--without-pictures", is_flag=True, help="Leave all private images out of the page.")
 @baseline_option
 @output_options
 def report(
