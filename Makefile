@@ -14,7 +14,7 @@ help:
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
 	@echo "make fuzz    give every reader of files thousands of damaged ones; with FUZZ=5000 as many to each fast reader"
-	@echo "make crash   kill each long command at random moments and compare what it continues to; with KILLS=100"
+	@echo "make crash   kill recorder and join at random moments and compare what they continue to; with KILLS=100"
 	@echo "make lock    write requirements-*.lock: the pins of constraints.txt with hashes, without torch"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
 	@echo "make dist    build wheel and sdist, and try each in a fresh environment"

@@ -8,7 +8,6 @@ What it continues to is what it would have made undisturbed.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -20,38 +19,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from fedglass.audit.cases import QuietProgress
 from fedglass.cli.main import cli
-from fedglass.diffusion.folder import WEIGHTS
-from fedglass.execution.executor import InProcess
 from fedglass.recordings import BundleWriter, read_bundle
-from fedglass.reproduce.campaign import Entry, plan_campaign, run_campaign
-from fedglass.reproduce.results import read_results
-from fedglass.train import image_models
-from fedglass.verdict.directory import RECORDS, RecordFile
 
 KILLS = int(os.environ.get("FEDGLASS_KILLS", "3"))
-PLAN = """
-[federation]
-data = "photos"
-size = 16
-clients = 3
-examples = 1
-training.lr = 0.1
-[[attacks]]
-name = "inverting_gradients"
-iterations = 20
-[metrics]
-names = ["psnr"]
-[gate]
-inconclusive_fails = false
-"""
-TIMES = {"seconds", "peak_mib", "finished"}
 Finished = dict[str, Any]
 
 pytestmark = [
@@ -91,20 +65,6 @@ def _quietly(run: Callable[[Path], object], folder: Path) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         run(folder)
-
-
-# An audit.
-
-
-def records_by_key(folder: Path) -> Finished:
-    history = RecordFile(folder / "out" / RECORDS).history()
-    done = [record.key for record in history if record.status == "done"]
-    assert len(set(done)) == len(done), "a finished case ran twice"
-    return {record.key: record for record in history}
-
-
-def timeless_records(folder: Path) -> Any:
-    return {key: record.model_dump(exclude=TIMES) for key, record in records_by_key(folder).items()}
 
 
 # A recorder.
@@ -162,60 +122,9 @@ def joined(folder: Path) -> Finished:
     return bundle_content(folder, "all") if (folder / "all").exists() else {}
 
 
-# A training.
-
-
-def pictures(folder: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), dtype=np.uint8)
-    np.savez(folder / "d.npz", images=images, labels=np.arange(12) % 3)
-
-
-def train(folder: Path) -> None:
-    image_models.SIZES["small"] = ((8, 8), 1, 2)  # of this process alone, which ends with it
-    from fedglass.diffusion import training
-
-    training.MOST_SECONDS_UNSAVED = 0.0
-    invoke("train", "diffusion", f"npz:{folder / 'd.npz'}", "-o", folder / "m", "--steps", "30")
-
-
-def trained_weights(folder: Path) -> Any:
-    return {name: tensor.tolist() for name, tensor in load_file(folder / "m" / WEIGHTS).items()}
-
-
-# A campaign.
-
-
-def campaign(folder: Path) -> None:
-    entry = Entry("dlfa-table2", "1", ("interpolated",), clients=3)
-    ((_, runs),) = plan_campaign([entry], None, ["femnist=glyphs"], 0)
-    run_campaign(runs, folder / "out", folder / "results", InProcess(), 1, 1.0, QuietProgress())
-
-
-def campaign_lines(folder: Path) -> Finished:
-    paths = sorted((folder / "results").glob("*.jsonl"))
-    lines = [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
-    keys = [line["key"] for line in lines]
-    assert len(set(keys)) == len(keys), "a run became two lines"
-    return {line["key"]: line for line in lines}
-
-
-def campaign_results(folder: Path) -> Any:
-    results = read_results(folder / "results")
-    assert not results.problems
-    return {line.place: line.model_dump(exclude={"date", "seconds"}) for line in results.lines}
-
-
 COMMANDS = {
-    "audit": Command(
-        lambda folder: (folder / "plan.toml").write_text(PLAN),
-        lambda folder: invoke("audit", folder / "plan.toml", "-o", folder / "out", "--workers", 1),
-        records_by_key,
-        timeless_records,
-    ),
     "recorder": Command(lambda folder: None, record, whole_rounds, bundle_content),
     "join": Command(two_bundles, join, joined, joined),
-    "train": Command(pictures, train, lambda folder: {}, trained_weights),
-    "campaign": Command(lambda folder: None, campaign, campaign_lines, campaign_results),
 }
 
 
