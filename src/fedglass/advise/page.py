@@ -31,8 +31,9 @@ READING = (
     "that an attack recovered, whichever is larger; of several messages the worst. It is what attacks reach at least.",
     "Certified leak: the largest share that any adversary can name, over all planned rounds. Only a certificate leads "
     "to CLEAR, and only a setting that is CLEAR is recommended. A low measured leak alone is not a protection.",
-    "The attacks know the defence: the candidate game takes the declared noise into account and reads only the entries "
-    "that pruning left, and one of the exact attacks is made for weak noise.",
+    "The probes know the defence as far as they can: one of the exact attacks is made for weak noise. The candidate "
+    "game reads only the entries that pruning left, and weighs them by noise that is added once. It takes a message of "
+    "several noisy local steps as it is. Only the certificate bounds what other attacks reach.",
     "Exact attacks and the game ran on every setting. The searches of the plan ran on the weakest and the strongest "
     "setting of each defence, and on the recommended one.",
 )

@@ -217,19 +217,23 @@ def sweep_chart(
     blind: Sequence[float | None],
     x_title: str,
     y_title: str,
+    notes: Sequence[str] = (),
 ) -> Markup:
     """Draw values over a swept number at equal distances; a dotted line is the blind guess.
 
-    None stands for a place without a measurement. The guess comes last in the key.
+    None stands for a place without a measurement. The guess comes last in the key. `notes` are lines below the places,
+    such as the accuracy of the model there.
     """
     top, bottom, start = 22, 190, START
     measured = [value for values in (*series.values(), blind) for value in values if value is not None]
     x, y = Axis(-0.4, len(places) - 0.6, start, WIDTH - EDGE), _linear(measured, bottom, top)
     parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), _line("axis", start, bottom, WIDTH, bottom)]
     parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
+    parts += [_text("tick", x.at(i), bottom + 29, note, "middle") for i, note in enumerate(notes)]
     parts += [_polyline("blind", _placed(blind, x, y))]
     for number, values in enumerate(series.values()):
         parts += _curve(number, _placed(values, x, y))
+    bottom += 14 if notes else 0
     parts.append(_x_title(x_title, bottom))
     below = bottom + 52 + KEY * len(series)
     guess = [_line("blind", start, below - 4, start + 12, below - 4)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedglass.core.metric_scale import Scale
-from fedglass.core.text import AFTER_ROUND
+from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.overview import reader, recovered_by_client
 from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
@@ -214,7 +214,10 @@ def _figure(records: Sequence[Record], option: str, metric: str, scales: Scales,
     series = {attack: means(lambda r: r.metrics, attack) for attack in dict.fromkeys(r.attack for r in records)}
     blind = means(lambda r: r.blind)
     axis, title = option.replace("_", " "), scales[metric].title
-    svg = sweep_chart(f"{title} over {axis}", places, series, blind, f"{axis} (at equal distances)", title)
+    accuracy = [_finite_mean(r.utility.get(TEST_ACCURACY) for r, at in rows if at == place) for place in places]
+    shown = ["" if value is None else percent(round(value, 3)) for value in accuracy]
+    x_title = f"{axis} (at equal distances){'; below: test accuracy' if any(shown) else ''}"
+    svg = sweep_chart(f"{title} over {axis}", places, series, blind, x_title, title, shown if any(shown) else ())
     side = "higher" if scales[metric].higher_leaks else "lower"
     return ChartFigure(f"{title} over {axis} ({side} = more leaked)", svg, note)
 
