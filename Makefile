@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check test-flower test-nvflare test-flower-lowest test-nvflare-lowest test-ray bench verdicts \
-	docs format clean
+	docs dist resolve image-steps format clean fuzz crash lock
 help:
 	@echo "make demo    audit an embedded federation and write a report"
 	@echo "make test    run all tests"
@@ -13,8 +13,14 @@ help:
 	@echo "make test-ray  run cases on a Ray cluster of this machine and on submitit's jobs, in an environment of its own"
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
+	@echo "make fuzz    give every reader of files thousands of damaged ones; with FUZZ=5000 as many to each fast reader"
+	@echo "make crash   kill each long command at random moments and compare what it continues to; with KILLS=100"
+	@echo "make lock    write requirements-*.lock: the pins of constraints.txt with hashes, without torch"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
 	@echo "make docs    build the documentation in site/, and check its links"
+	@echo "make dist    build wheel and sdist, and try each in a fresh environment"
+	@echo "make resolve check that every line of docs/install.md resolves (minutes; installs nothing)"
+	@echo "make image-steps  run the steps of the Dockerfile in a fresh environment, without Docker"
 	@echo "make verdicts  audit situations of which the true answer is known, and print what was said; with SEED=7 COUNT=200"
 	@echo "             random ones, whose truth comes from formulas that share no code with fedglass"
 
@@ -42,9 +48,10 @@ check: $(STAMP)
 .venv-%/.installed: pyproject.toml constraints-%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
-		-e '.[$(*:-lowest=)]' $(ALSO_$(*:-lowest=)) pytest hypothesis
+		-e '.[$(*:-lowest=)$(EXTRA_$(*:-lowest=))]' $(ALSO_$(*:-lowest=)) pytest hypothesis
 	@touch $@
 
+EXTRA_flower := ,dp
 ALSO_flower := 'flwr[simulation]'
 ALSO_ray := submitit
 
@@ -53,6 +60,18 @@ test-flower test-nvflare test-flower-lowest test-nvflare-lowest: test-%: .venv-%
 
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/python -m pytest -W default tests/integration/ray tests/execution/test_submitit.py
+
+FUZZ ?= 1200
+KILLS ?= 20
+
+fuzz: $(STAMP)
+	FEDGLASS_FUZZ=$(FUZZ) $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz
+
+crash: $(STAMP)
+	FEDGLASS_KILLS=$(KILLS) $(BIN)/python -m pytest -n auto --dist worksteal tests/crash
+
+lock: $(STAMP)
+	$(BIN)/python tools/lock.py
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
@@ -68,9 +87,36 @@ verdicts: $(STAMP)
 docs: .venv-docs/.installed
 	.venv-docs/bin/python tools/build_site.py
 
+# The second file replaces the first: everything else is installed already.
+dist:
+	rm -rf dist build .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(TRY_DIST)
+	.venv-dist/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
+	$(TRY_DIST)
+
+TRY_DIST = cd .venv-dist && bin/fedglass --version && bin/fedglass list -q > list.txt \
+	&& bin/fedglass init -q --force plan.toml && bin/fedglass check -q plan.toml
+
+resolve:
+	rm -rf .venv-resolve
+	$(PYTHON) -m venv .venv-resolve
+	grep '^pip install ' docs/install.md | while read -r line; do echo "$$line"; \
+		eval ".venv-resolve/bin/$${line} --dry-run --quiet --disable-pip-version-check" || exit 1; done
+
+# Docker's own index of torch is left out: constraints.txt names the version.
+image-steps:
+	rm -rf .venv-image
+	$(PYTHON) -m venv .venv-image
+	sed -n 's/^RUN //p' Dockerfile > .venv-image/steps.sh
+	PATH="$(CURDIR)/.venv-image/bin:$$PATH" TORCH_INDEX= sh -eux .venv-image/steps.sh
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-* demo site
+	rm -rf $(VENV) .venv-* demo site dist build

@@ -14,12 +14,18 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 
 LOWEST = {
     "flower": "constraints-flower-lowest.txt",
+    "dp": "constraints-flower-lowest.txt",
     "nvflare": "constraints-nvflare-lowest.txt",
     "ray": "constraints-ray.txt",
     "slurm": "constraints-ray.txt",
 }
 """Of each extra, the versions with which `make test-...` tests the lowest that it allows; some have no others."""
-RECENT = {**LOWEST, "flower": "constraints-flower.txt", "nvflare": "constraints-nvflare.txt"}
+RECENT = {
+    **LOWEST,
+    "flower": "constraints-flower.txt",
+    "dp": "constraints-flower.txt",
+    "nvflare": "constraints-nvflare.txt",
+}
 
 
 def requirement(extra: str) -> Requirement:
@@ -48,12 +54,12 @@ def test_the_lowest_version_of_an_extra_is_tested(extra: str) -> None:
     assert pins(LOWEST[extra])["torch"] == pins("constraints.txt")["torch"]
 
 
-@pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare")])
+@pytest.mark.parametrize(("extra", "framework"), [("flower", "Flower"), ("nvflare", "NVFlare"), ("dp", "Opacus")])
 def test_the_readme_and_the_page_name_the_lowest_and_the_recent_one(extra: str, framework: str) -> None:
     name = requirement(extra).name
     lowest, recent = pins(LOWEST[extra])[name], pins(RECENT[extra])[name]
 
-    for page in ("README.md", f"docs/{extra}.md"):
+    for page in ("README.md", "docs/bundles.md" if extra == "dp" else f"docs/{extra}.md"):
         assert f"{framework} {lowest} and {recent}" in (ROOT / page).read_text(encoding="utf-8")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedglass.attack.best_of import AnyAttack
@@ -26,7 +26,8 @@ from fedglass.federation.views import Knows, ServerView, View
 from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.plan.compile import read_job
 from fedglass.recipes import recipe
-from fedglass.report.html import write_report
+from fedglass.report.html import NO_BASELINE, write_report
+from fedglass.verdict.baseline import Baseline
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")
@@ -120,14 +121,16 @@ def run_and_report(
     device: str,
     progress: AuditProgress | None,
     executor: Executor | None = None,
+    baseline: Baseline = NO_BASELINE,
 ) -> AuditResult:
-    """Run a job, and write its page next to its records."""
+    """Run a job, and write its page next to its records; findings in the baseline do not count for the exit code."""
     if workers > 1 and executor is None:
         start_fork_server(play_case.__module__)  # imports while the clients train
     chosen = executor_for(workers) if executor is None else executor
     result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
-    write_report(directory)
-    return result
+    write_report(directory, baseline=baseline)
+    missing = max(0, result.summary.planned - len(result.records))
+    return replace(result, verdict=baseline.apply(result.verdict, result.records, job.gate, missing))
 
 
 def composed(attacks: Attacks) -> dict[str, AnyAttack]:

@@ -31,6 +31,7 @@ from fedglass.attack.forward.aggregation_rules import (
     SupposedTrimmedMean,
     Through,
 )
+from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.global_model import GlobalModel
 from fedglass.attack.forward.gradients import (
     AlongSegment,
@@ -245,6 +246,7 @@ FORWARDS = [
     EachClient(),
     *(Through(each) for each in COMBINATIONS),
     BesideStatistics(OneGradient()),
+    ThroughFilter(OneGradient()),
 ]
 DISTANCES = [
     SquaredError(),
@@ -550,7 +552,7 @@ def test_the_gradient_passes_through_operators(
     loss = torch.stack([p.square().sum() for p in predicted]).sum()
     to_images, *to_own = torch.autograd.grad(loss, [at.images, *own])
     one_step = isinstance(
-        part.forward if isinstance(part, BesideStatistics) else part,
+        part.forward if isinstance(part, BesideStatistics | ThroughFilter) else part,
         OneGradient | ObservedResidual | RepeatedGradient | OnSegment | AlongSegment | SuperClient,
     )
     assert all(bool(row.any()) for row in (to_images[:1] if one_step else to_images).flatten(0, 1))

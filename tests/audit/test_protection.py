@@ -73,7 +73,7 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
     assert not any("Clip" in line for line in peer.defences)
     lines = [line for _, lines in Simulated(federation).threat() for line in lines]
     assert "Client 0: No defence." in lines
-    assert "Client 1: Defended by Clip(norm=1.0)." in lines
+    assert "Client 1: Defended by clip (norm 1): the update scaled down to a maximal L2 norm." in lines
 
 
 def test_private_training_states_every_accountants_budget(make_federation: Make) -> None:

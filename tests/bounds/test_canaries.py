@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
 
-from fedglass.bounds import success
-from fedglass.bounds.success import (
+from fedglass.bounds import canaries
+from fedglass.bounds.canaries import (
     epsilon_ceiling,
     epsilon_lower,
     gaussian_mu_ceiling,
     gaussian_mu_lower,
-    gdp_epsilon,
     guess_p_value,
+    guessed_epsilon,
+    guessed_epsilon_ceiling,
 )
+from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import UsageError
 
 DELTA = 1e-5
@@ -87,6 +89,26 @@ def test_more_right_guesses_refute_more() -> None:
     assert found[-1] > found[0] > 0
 
 
+@pytest.mark.parametrize("mu", [0.0, 1.0, 3.0])
+def test_guesses_of_gaussian_canaries_rarely_refute_the_truth(mu: float) -> None:
+    random = np.random.default_rng(1)
+    true, wrong, runs = gdp_epsilon(mu, DELTA), 0, 100
+    for _ in range(runs):
+        coins = random.random(100) < 0.5
+        wrong += guessed_epsilon(random.normal(mu * coins, 1), coins, DELTA) > true
+
+    assert wrong <= 5
+
+
+def test_perfect_guesses_reach_their_ceiling_and_opposite_ones_nothing() -> None:
+    coins = np.random.default_rng(0).permutation(np.arange(200) % 2 == 0)
+
+    assert guessed_epsilon(coins.astype(float), coins, DELTA) == guessed_epsilon_ceiling(200, DELTA)
+    assert guessed_epsilon(-coins.astype(float), coins, DELTA) == 0
+    assert guessed_epsilon(np.zeros(200), coins, DELTA) == 0
+    assert guessed_epsilon_ceiling(200, DELTA) < epsilon_ceiling(200, DELTA)
+
+
 @pytest.mark.parametrize("counts", [(10, 11, 3), (10, 5, 6), (-1, 0, 0), (10, 5, 2.5)])
 def test_impossible_counts_are_refused(counts: tuple[int, int, int]) -> None:
     with pytest.raises(UsageError):
@@ -124,7 +146,7 @@ def test_the_limit_is_rarely_wrong(mu: float) -> None:
 def test_the_limit_is_that_of_exact_confidence_intervals() -> None:
     """One threshold by hand: the largest excluded score, of which none is above."""
     excluded, included = np.arange(50.0), np.concatenate([np.full(60, 99.0), np.full(4, 3.0)])
-    level = 0.05 / (2 * len(success.EXCEEDED))
+    level = 0.05 / (2 * len(canaries.EXCEEDED))
 
     def limit(hits: int, trials: int) -> float:
         return float(binomtest(hits, trials, alternative="less").proportion_ci(1 - level).high)

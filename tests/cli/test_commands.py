@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from fedglass.attack.attack import Attack
 from fedglass.cli import plans as template
+from fedglass.cli.main import cli
 from fedglass.cli.plans import NAMED, UNREGISTERED, registered
 from fedglass.core.errors import AuditError
+from fedglass.verdict.directory import RecordFile
 
 Run = Callable[..., Result]
 Write = Callable[..., Path]
@@ -149,27 +154,77 @@ def test_a_report_is_written_again(fedglass: Run, write_plan: Write, tmp_path: P
 
 @pytest.mark.parametrize("kind", [*NAMED, *UNREGISTERED])
 def test_everything_can_be_listed(kind: str, fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list", kind)
-    assert listed.exit_code == 0
-    found = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
-    assert all(f"{each['name']}\n" in listed.output for each in found)
+    monkeypatch.setenv("COLUMNS", "120")
+    entries = UNREGISTERED[kind]() if kind in UNREGISTERED else registered(kind)
+    short, long = fedglass("list", kind), fedglass("list", kind, "--long")
+    assert short.exit_code == long.exit_code == 0
+    assert fedglass("list", kind, "-q").output.splitlines() == [entry["name"] for entry in entries]
+    for entry in entries:
+        assert f"{entry['name']}  " in short.stdout
+        assert f"{entry['name']}\n" in long.stdout
+        words = " ".join(long.stdout.split())
+        assert all(" ".join(text.split()) in words for text in entry.values())
+    assert len(entries) > (kind not in UNREGISTERED), "a kind has built-in parts"
 
 
-def test_without_a_kind_everything_is_listed(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list")
-    assert listed.exit_code == 0
+def test_without_a_kind_only_the_names_are_listed(fedglass: Run) -> None:
+    listed = fedglass("list").stdout
     for kind in (*NAMED, *UNREGISTERED):
-        assert f"{kind.upper()}\n{fedglass('list', kind).output}" in listed.output
+        (names,) = re.findall(rf"^{kind.upper()}\n((?:  .*\n)+)", listed, re.MULTILINE)
+        assert " ".join(names.split()) == ", ".join(fedglass("list", kind, "-q").output.split())
+    long = fedglass("list", "--long").stdout
+    assert fedglass("list", "rules", "--long").stdout in long
+    assert len(listed.splitlines()) < len(long.splitlines()) / 10
 
 
-def test_the_attacks_are_listed_with_their_papers(fedglass: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    listed = fedglass("list", "attacks").output
+def test_the_attacks_are_listed_with_their_papers(fedglass: Run) -> None:
+    listed = fedglass("list", "attacks", "--long").output
     assert "https://arxiv.org/abs/2003.14053" in listed
     assert "tv=0.01" in listed
     assert "from: built in" in listed
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("aduit", "`audit`"), ("chek", "`check`"), ("train difusion", "`train diffusion`")]
+)
+def test_a_misspelt_command_is_corrected(typed: str, meant: str, fedglass: Run) -> None:
+    refused = fedglass(*typed.split())
+    assert refused.exit_code == 2
+    assert refused.stderr == f"fedglass: There is no command `{typed}`. Did you mean {meant}?\n"
+
+
+def test_an_unknown_command_leads_to_the_help(fedglass: Run) -> None:
+    assert fedglass("qqqq").stderr == "fedglass: There is no command `qqqq`. `fedglass --help` lists all commands.\n"
+
+
+def test_the_shell_completes_commands_options_and_kinds() -> None:
+    def completed(words: list[str], start: str) -> list[str]:
+        shell = ShellComplete(cli, {}, "fedglass", "_FEDGLASS_COMPLETE")
+        return [item.value for item in shell.get_completions(words, start)]
+
+    assert completed([], "au") == ["audit"]
+    assert completed(["list"], "at") == ["attacks"]
+    assert "--minutes" in completed(["audit"], "--")
+
+
+def test_a_pipe_gets_no_colours(write_plan: Write) -> None:
+    for arguments in (["check", str(write_plan())], ["list"], ["list", "rules", "--long"]):
+        run = subprocess.run([sys.executable, "-m", "fedglass", *arguments], capture_output=True, text=True, check=True)
+        assert run.stdout
+        assert "\x1b" not in run.stdout + run.stderr
+
+
+def test_check_speaks_in_sentences(fedglass: Run, write_plan: Write) -> None:
+    """No line is a Python value, and none warns of a metric that the plan has not asked for."""
+    metrics = 'names = ["psnr", "ssim"]'
+    plan = write_plan((metrics, ""), ("[gate]", '[[defences]]\nname = "clip"\nnorm = 1.0\n[gate]'))
+    said = fedglass("check", plan).stdout
+    assert not re.search(r"\w\(|=|None|True", said.replace("(exit code", ""))
+    assert "inverting_gradients (3 iterations): cosine distance and total variation" in said
+    assert "clip (norm 1): the update scaled down" in said
+    assert "LPIPS" not in said
+    asked = fedglass("check", write_plan((metrics, 'names = ["psnr", "lpips"]'))).stdout
+    assert "lpips is left out. LPIPS needs network weights" in " ".join(asked.split())
 
 
 def test_an_unknown_kind_is_bad_usage(fedglass: Run) -> None:
@@ -198,3 +253,42 @@ def test_the_demo_exits_with_0_and_says_what_a_pipeline_would_see(
     assert "would exit with 1" in shown.stdout
     assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown.stdout
     assert f"Report: {tmp_path / 'demo' / 'peer' / 'report.html'}" in shown.stdout
+
+
+def test_a_dry_run_estimates_and_writes_nothing(fedglass: Run, write_plan: Write, tmp_path: Path) -> None:
+    dry = fedglass("audit", write_plan(), "-o", tmp_path / "out", "--dry-run", "--workers", 1)
+    assert dry.exit_code == 0
+    assert re.search(r"inverting_gradients: about \d+ (s|min) for each case\.", dry.stdout)
+    assert "All 2 searches take about" in dry.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_minutes_no_search_runs_and_one_sentence_says_so(
+    fedglass: Run, write_plan: Write, tmp_path: Path
+) -> None:
+    arguments = ("audit", write_plan(), "-o", tmp_path / "out", "--workers", 1)
+    stopped = fedglass(*arguments, "--minutes", 0)
+    assert stopped.exit_code == 3
+    assert stopped.stderr.count("With --minutes 0 no search runs") == 1
+    assert "2 planned cases not run yet" in stopped.stdout
+    assert fedglass(*arguments).exit_code == 0
+
+
+def test_a_baseline_changes_the_exit_code_and_is_printed(
+    fedglass: Run, write_plan: Write, leaking: Changes, tmp_path: Path
+) -> None:
+    arguments = ("audit", write_plan(*leaking), "-o", tmp_path / "out", "--workers", 1, "--json")
+    assert fedglass(*arguments).exit_code == 1
+    records = RecordFile(tmp_path / "out" / "records.jsonl").read()
+    entry = '[[accepted]]\nrecord = "{}"\nreason = "a test"\nexpires = 2999-12-31\n'
+    accepted = tmp_path / "accepted.toml"
+    accepted.write_text("".join(entry.format(record.key) for record in records if record.kind != "game"))
+    told = fedglass(*arguments, "--baseline", accepted)
+    assert told.exit_code == 0
+    assert json.loads(told.stdout)["state"] == "leak"
+    assert (
+        "Accepted until 2999-12-31 (a test): leak"
+        in fedglass("report", tmp_path / "out", "--baseline", accepted).stdout
+    )
+    accepted.write_text("accepted = 1")
+    assert fedglass(*arguments, "--baseline", accepted).exit_code == 2

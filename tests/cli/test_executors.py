@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from fedglass.cli import options
 from fedglass.cli.options import ExecutorOptions
 from fedglass.core.errors import UsageError
 from fedglass.execution.fork_server import cores
@@ -51,11 +52,13 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_processes_are_what_runs_unless_told_otherwise() -> None:
+def test_processes_are_what_runs_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repr(ExecutorOptions(workers=1).executor()) == "InProcess()"
     assert repr(ExecutorOptions(workers=3).executor()) == "Processes(workers=3)"
     assert ExecutorOptions().count() == cores()
-    assert repr(ExecutorOptions().executor(shared=True)) == "InProcess()", "one accelerator is not shared"
+    monkeypatch.setattr(options, "cores", lambda: 16)
+    assert repr(ExecutorOptions().executor(shared=True)) == "Processes(workers=4)", "small cases share a GPU"
+    assert repr(ExecutorOptions(workers=1).executor(shared=True)) == "InProcess()"
 
 
 def test_an_executor_of_ones_own_is_named_like_any_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

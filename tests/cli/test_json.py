@@ -67,10 +67,13 @@ def commands(write_plan: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(template, "DEMO", plan.read_text())
     monkeypatch.setattr(template, "PEER_DEMO", plan.read_text())
     workers = ("--workers", 1)
+    private = tmp_path / "private.toml"
+    private.write_text(plan.read_text() + '[[defences]]\nname = "dpsgd"\nclip = 1.0\nnoise_multiplier = 1.0\n')
     return [
         ("init", tmp_path / "new.toml"),
         ("check", plan),
         ("audit", plan, "-o", tmp_path / "out", *workers),
+        ("epsilon", private, "--canaries", 50),
         ("demo", "-o", tmp_path / "demo", *workers),
         ("report", tmp_path / "out", "--junit", tmp_path / "j.xml", "--sarif", tmp_path / "s.sarif"),
         ("list", "attacks"),

@@ -34,6 +34,20 @@ def killed_after(first: int, plan: Path, out: Path) -> list[int]:
     return family
 
 
+def test_an_edited_record_is_run_again(fedglass: Run, write_plan: Callable[..., Path], tmp_path: Path) -> None:
+    plan, out = write_plan(), tmp_path / "out"
+    fedglass("audit", plan, "-o", out)
+    before = RecordFile(out / RECORDS).read()
+    edited = (out / RECORDS).read_text().replace('"psnr": [', '"psnr": [1', 1)
+    (out / RECORDS).write_text(edited)
+    assert "1 record changed after the case was run" in fedglass("report", out).output
+    assert len(RecordFile(out / RECORDS).read()) == len(before) - 1
+    assert "1 record changed after the case was run" in fedglass("audit", plan, "-o", out).output
+    after = {record.key: timeless(record) for record in RecordFile(out / RECORDS).read()}
+    assert after == {record.key: timeless(record) for record in before}
+    assert "changed after" not in fedglass("audit", plan, "-o", out).output
+
+
 def timeless(record: Record) -> dict[str, object]:
     return record.model_dump(exclude={"seconds", "peak_mib", "finished"})
 

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from fedglass.core.errors import DataError
+from fedglass.core.parsing import parse_json
 from fedglass.data import files
 from fedglass.data.catalogue import load
 from fedglass.data.cifar import plain_values
@@ -226,7 +227,7 @@ def test_deep_pictures_and_empty_folders(tmp_path: Path) -> None:
         ('{"user_data": {"a": {"x": [[0, 1], [0]], "y": [0, 1]}}}', "user 'a' must have 'x'"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 0]], "y": [0, 1]}}}', "user 'a' must have 'x'"),
         ('{"user_data": {"a": {"x": ["img.jpg"], "y": [0]}}}', "user 'a' must have 'x'"),
-        ('{"user_data": {"a": {"x": [[0, 0, 0, NaN]], "y": [0]}}}', "holds NaN"),
+        ('{"user_data": {"a": {"x": [[0, 0, 0, NaN]], "y": [0]}}}', "NaN is not a number"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 1e999]], "y": [0]}}}', "infinity"),
         ('{"user_data": {"a": {"x": [[0, 0, 0, 7]], "y": [0]}}}', r"\[0, 1\]"),
         ('{"user_data": {"a": {"x": [[0, 0, 0]], "y": [0]}}}', "grey square images"),
@@ -245,6 +246,11 @@ def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = tmp_path / "data.json"
     file.write_bytes(gzip.compress(b" " * (100 * MIB)))
     refused(f"leaf:{file}", "holds more than 1000 bytes")
+
+
+def twice_each(times: int) -> bytes:
+    """Opcodes that put a tuple on the stack which holds the one before it twice, so many times over."""
+    return b"".join(b"q%ch%c\x86" % (i, i) for i in range(times))
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,13 @@ def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (b"\x80\x02(cposix\nsystem\nU\x04trueo.", "could run code"),
         (b"\x80\x02(U\x04trueiposix\nsystem\n.", "uses INST"),
         (b"\x80\x02U\x01xQ.", "uses BINPERSID"),
+        (b"\x80\x02})" + b"\x85" * 150_000 + b"K\x01s.", "text or whole numbers as keys"),
+        (b"\x80\x02})" + twice_each(60) + b"K\x01s.", "text or whole numbers as keys"),
+        (b"\x80\x02})G" + bytes(8) + b"s.", "text or whole numbers as keys"),
+        (b"\x80\x02" + b"]" * 100 + b"a" * 99 + b".", "deeper than 16 levels"),
+        (b"\x80\x02}U\x06labels)" + twice_each(60) + b"s.", "deeper than 16 levels"),
+        (b"\x80\x02]q\x00(" + b"h\x00" * 9 + b"e.", "whole numbers under 'labels'"),
+        (b"\x80\x02cnumpy\ndtype\n](K\x01eR.", "tuple of arguments"),
     ],
 )
 def test_cifar(tmp_path: Path, raw: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +297,13 @@ def test_cifar(tmp_path: Path, raw: bytes, says: str, monkeypatch: pytest.Monkey
     (tmp_path / "data_batch_1").write_bytes(raw)
     refused(f"cifar10:{tmp_path}", says)
     assert not calls
+
+
+def test_a_pickle_of_too_many_steps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedglass.data.cifar._MOST_STEPS", 1000)
+    plain_values(b"\x80\x02(" + b"K\x01" * 990 + b"t.", Path("x"))
+    with pytest.raises(DataError, match="more than 1000 steps"):
+        plain_values(b"\x80\x02" + b"}" * 1000 + b".", Path("x"))
 
 
 def test_every_truncation_of_a_pickle_is_refused() -> None:
@@ -313,6 +333,26 @@ def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedglass.data.cifar._MOST", MIB)
     tar(file, "x/padding", bytes(100 * MIB))
     refused(f"cifar10:{file}", "unpacks to more than is read")
+
+
+def test_chained_headers_of_an_archive_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cifar-10.tar"
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.GNUTYPE_LONGNAME
+    file.write_bytes(header.tobuf(tarfile.GNU_FORMAT) * 2000)
+    refused(f"cifar10:{file}", "truncated or corrupt")
+
+
+def test_texts_as_labels_take_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps({"user_data": {"a": {"x": [[0, 0, 0, 0]] * 1000, "y": ["1" * 10**6, *["2"] * 999]}}}))
+    refused(f"leaf:{file}", "user 'a' must have")
+
+
+def test_a_json_text_of_too_many_values_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    for text, says in ((b"0," * (2**25 + 1), "33,554,432 values"), (b"[]" * (2**22 + 1), "4,194,304 lists")):
+        with pytest.raises(ValueError, match=says):
+            parse_json(text)
 
 
 def test_unreadable_paths(tmp_path: Path) -> None:

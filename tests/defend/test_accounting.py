@@ -16,6 +16,7 @@ from fedglass.defend.accounting import (
     budgets,
     clt_epsilon,
     clt_uniform_epsilon,
+    composed_epsilon,
     gaussian_epsilon,
     noise_multiplier_for,
     prv_epsilon,
@@ -35,6 +36,20 @@ def test_gaussian_is_the_hockey_stick_divergence(noise: float, steps: int) -> No
     start = (epsilon + mu**2 / 2) / mu  # where p = e^eps q
     delta, _ = quad(lambda x: norm.pdf(x, loc=mu) - math.exp(epsilon) * norm.pdf(x), start, start + 40)
     assert delta == pytest.approx(DELTA, rel=1e-4)
+
+
+def test_full_batches_compose_exactly_in_any_order() -> None:
+    runs = [Mechanism(1.0, 1.0, 3), Mechanism(2.0, 1.0, 4)]  # mu^2 = 3 + 1
+    exact = gaussian_epsilon(Mechanism(1.0, 1.0, 4), DELTA)
+    assert composed_epsilon(runs, DELTA) == pytest.approx(exact)
+    assert composed_epsilon(runs[::-1], DELTA) == pytest.approx(exact)
+    assert composed_epsilon([*runs, Mechanism(0.0, 0.1, 1)], DELTA) == math.inf
+
+
+def test_what_sampling_gains_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in ("opacus_installed", "pld_installed"):
+        monkeypatch.setattr(opacus, installed, lambda: False)
+    assert composed_epsilon([RUN], DELTA) is None
 
 
 @pytest.mark.parametrize("noise", [0.7, 3.0, 40.0])

@@ -6,6 +6,8 @@ import importlib
 import operator
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.federation.views import ServerView
 from fedglass.recipes import recipe
+
+from ..processes import alive, wait_for
 
 DEADLY = '''
 import os, signal
@@ -103,6 +107,38 @@ def test_kept_workers_serve_one_run_after_another_and_end_with_the_context(
         last = {pid for _, pid in team.run(work.who, range(8), silent)}
         assert 1 <= len(last) <= 2, "the dead are replaced"
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)
+
+
+BUSY = """
+import operator, os, sys, time
+from fedglass.execution.executor import Callbacks
+from fedglass.execution.processes import Processes
+import busy_forever
+if __name__ == "__main__":
+    list(Processes(2).run(busy_forever.work, [1, 2], Callbacks(lambda job: None, lambda *way: None)))
+"""
+WORK = """
+import os, pathlib
+def work(job, progress):
+    pathlib.Path(f"started-{os.getpid()}").touch()
+    while True:
+        sum(range(10**6))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+def test_busy_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(BUSY)
+    (tmp_path / "busy_forever.py").write_text(WORK)
+    parent = subprocess.Popen([sys.executable, "parent.py"], cwd=tmp_path)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("started-*"))) == 2 or None)
+        workers = [int(path.name.removeprefix("started-")) for path in tmp_path.glob("started-*")]
+        assert all(map(alive, workers))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: True if not any(map(alive, workers)) else None)
 
 
 def test_one_worker_is_this_process_and_none_is_refused() -> None:

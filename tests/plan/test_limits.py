@@ -152,3 +152,25 @@ def test_normalisation_is_asked_for_with_the_line_for_none() -> None:
     refused(grey, r"whitening = \{ mean = \[0.0\], std = \[1.0\] \}")
     several = RECORDING.replace("[recording]", "[[recording]]")
     refused(several, r"recording\[0\].whitening is missing: it states how the clients normalised")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed = 0x" + "f" * 10_000, "more than 64 bits"),
+        ("seed = " + "9" * 5000, "not valid TOML"),
+        ("attacks = [{ name = 'idlg', iterations = 0x" + "f" * 10_000 + " }]", "more than 64 bits"),
+        (".".join("a" * 20_000) + " = 1", "a key of more than 100 parts"),
+        (" . ".join(["'a'"] * 20_000) + " = 1", "a key of more than 100 parts"),
+        ("[" + ".".join("a" * 20_000) + "]", "a key of more than 100 parts"),
+        ("a = " + "[" * 20_000, "nested too deep"),
+    ],
+)
+def test_texts_that_the_parser_cannot_take_are_refused(text: str, words: str) -> None:
+    refused(text, words)
+
+
+def test_long_texts_and_lists_are_no_long_keys() -> None:
+    values = ", ".join(["0.25"] * 1000)
+    path = "/".join(["a-b"] * 1000)
+    refused(f"title = '{path}'\nx = [{values}]", "x is not a key of a plan")

@@ -334,7 +334,8 @@ def test_the_threat_model_names_every_assumption() -> None:
         line for title, lines in threat_model(compile_plan(parse_plan(text), Path())) for line in (title, *lines)
     )
     for words in (
-        "2 client(s)",
+        "2 clients with 1 private example each",
+        "The server's rule is mean: the mean of the updates",
         "training: not known",
         "labels: ORACLE: the true labels",
         "The server sees the update of each client by itself.",

@@ -85,7 +85,7 @@ def test_a_poison_is_told_and_never_as_a_defence(tmp_path: Path) -> None:
     job = compile_plan(parse_plan(PLAN), Path())
     lines = [line for _, lines in threat_model(job) for line in lines]
     assert "Client 1 sends its update with the sign flipped, times 2." in lines
-    assert "Client 0, client 1: Defended by Clip(norm=1.0)." in lines
+    assert "Client 0, client 1: Defended by clip (norm 1): the update scaled down to a maximal L2 norm." in lines
     assert not any("Defended" in line and "Flip" in line for line in lines)
     records = run(job, tmp_path).searches
     assert len(records) == 4

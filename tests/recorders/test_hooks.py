@@ -112,9 +112,11 @@ def test_any_optimiser_is_read_with_its_options(make: Any) -> None:
     assert (found["optimiser"], found["lr"], found["options"]["weight_decay"]) == (make.__name__, 0.01, 0.05)
 
 
-def test_one_pass_in_order_is_no_shuffle() -> None:
+def test_a_shuffle_is_read_from_two_epochs_and_not_from_one() -> None:
     assert heard(loop(shuffle=False))["shuffle"] is False
-    assert heard(loop(epochs=1))["shuffle"] is False  # the examples are kept in this order
+    assert heard(loop(shuffle=True))["shuffle"] is True
+    assert "shuffle" not in heard(loop(epochs=1, shuffle=True))
+    assert "shuffle" not in heard(loop(epochs=1, shuffle=False))
 
 
 @pytest.mark.parametrize("module", [True, False])

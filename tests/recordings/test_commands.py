@@ -184,7 +184,7 @@ def test_a_model_is_no_option_of_a_plan(fedglass: Run, tmp_path: Path) -> None:
 def test_record_info_of_a_bundle_without_a_round(fedglass: Run, tmp_path: Path) -> None:
     BundleWriter(tmp_path / "b", facts=TERMS)
     found = fedglass("record-info", tmp_path / "b")
-    assert found.exit_code == 0
+    assert found.exit_code == 3
     assert "has nothing to attack: it holds no round yet, record one first." in found.stdout
 
 
@@ -222,6 +222,7 @@ def test_a_network_of_something_else_than_images_is_named_as_such(
     found = fedglass(*command, tmp_path / "b", *(("-o", tmp_path / "out") if command == ("audit",) else ()))
     said = " ".join((found.stdout + found.stderr).split())
     assert "with inputs of shape (12,), and fedglass attacks images" in said
+    assert found.exit_code == (3 if command == ("record-info",) else 2)
     assert "needed for every attack" not in said
 
 

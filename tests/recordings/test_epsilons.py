@@ -104,6 +104,8 @@ def test_the_accountant_of_flower_is_compared(epsilon: float, tmp_path: Path) ->
         {"name": "flower_local_dp", "options": {"epsilon": 10**400}},
         {"name": "flower_local_dp", "options": {"clipping_norm": "x"}},
         {"name": "svt_privacy", "options": {"fraction": [1], "steps": {}}},
+        {"name": "dpsgd", "options": {"clip": "x", "noise_multiplier": 1.0}},
+        {"name": "dpsgd_poisson", "options": {"clip": 1.0, "noise_multiplier": 10**400, "sample_rate": 2}},
         {"name": "os:system", "options": {"command": "false"}},
         {"name": "nobodys.module:Defence", "options": {}},
     ],

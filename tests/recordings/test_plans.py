@@ -314,6 +314,29 @@ def test_numbers_that_nobody_told_are_not_known_to_the_adversary(tmp_path: Path)
 FOREIGN = {"model": "some_package.models:make"}
 
 
+def test_absurd_numbers_of_a_bundle_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    state = dict(Real().model().state_dict())
+    writer = BundleWriter(tmp_path / "b", facts=TERMS)
+    writer.round(1).sent(state)
+    writer.round(1).received("a", {name: tensor + 1 for name, tensor in state.items()}, examples=10**9)
+    assert "comes from 1,000,000,000 images" in draft(tmp_path / "b").problem
+    with pytest.raises(UsageError, match="comes from 1,000,000,000 images"):
+        job(tmp_path)
+    for facts in ({"shape": [1, 10**6, 10**6]}, {"shape": [16, 4000, 4000], "classes": 100_000}):
+        writer.facts(facts)
+        with pytest.raises(UsageError, match=r"expected at most|must have at most"):
+            job(tmp_path)
+
+
+@pytest.mark.parametrize("facts", [{"epochs": 10**9, "batch_size": 1}, {"steps": 10**9, "batch_size": 1}])
+def test_a_training_of_absurdly_many_steps_is_unknown(facts: dict[str, Any], tmp_path: Path) -> None:
+    writer = Real(sizes=(2,), rounds=1).record(tmp_path / "b")
+    writer.training("client 0", 1, {"batch_sizes": [1], **facts, "batch_norm": "none"})
+    writer.round(1).replace_client_facts("client 0", {"lr": {"read": 0.1}, "optimiser": {"read": "SGD"}})
+    (target,) = targets(job(tmp_path))
+    assert target.observation.knows.training is None
+
+
 def test_code_that_a_bundle_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_package").mkdir()
     (tmp_path / "some_package" / "models.py").write_text("raise SystemExit('it was run')")

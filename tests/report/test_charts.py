@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from fedglass.report.charts import (
     WIDTH,
     Axis,
+    ChartPoint,
     ChartRow,
     energy_chart,
+    front_chart,
     interval_plot,
     strip_chart,
     sweep_chart,
@@ -129,3 +131,14 @@ def test_ticks_are_few_and_on_the_axis(low: float, factor: float, log: bool) -> 
     assert 1 <= len(ticks) <= 8
     assert all(low * (1 - 1e-6) <= t <= low * factor * (1 + 1e-6) for t in ticks)
     assert all(math.isfinite(axis.at(t)) for t in ticks)
+
+
+def test_front_chart() -> None:
+    points = [ChartPoint(0.001, 0.5, 0.4, 0.6, marked=True), ChartPoint(1.0, 0.9, 0.9, 0.9), ChartPoint(0.0, 0, 0, 0)]
+    drawn = front_chart(
+        NASTY, {NASTY: points, "other": []}, [(0.001, 0.5)], NASTY, NASTY,
+        span=(5e-4, 1.0), limit=0.05, blind=0.001, levels={NASTY: 0.1, "no defence": 0.95},
+    )  # fmt: skip
+    inside(drawn)
+    assert drawn.count('class="ring"') == 1
+    inside(front_chart("t", {}, [], "x", "y", span=(5e-4, 1.0), limit=None, blind=0.001, levels={"chance": 0.1}))

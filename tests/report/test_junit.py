@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedglass.report.pipelines import junit, outcomes_of, write_junit
+from fedglass.report.pipelines import junit, write_junit
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.outcomes import outcomes_of
 from fedglass.verdict.records import Certificate, Game, Record
 from fedglass.verdict.summary import summarise
 
@@ -46,7 +47,7 @@ def test_every_record_is_a_test_case(audit_directory: Path) -> None:
     for record in records:
         (case,) = (c for c in root.iter("testcase") if f"[{record.key}]" in c.attrib["name"])
         assert case.attrib["classname"] == f"fedglass.{record.attack}"
-        expected = "skipped" if record.kind == "certificate" else None  # nothing bounds what the messages tell
+        expected = "error" if record.kind == "certificate" else None  # nothing bounds what the messages tell
         known = [value for value in record.metrics.get("psnr", []) if value is not None]
         if not record.oracle and max(known, default=0.0) > 20:
             expected = "failure"
@@ -61,13 +62,13 @@ def test_a_failed_case_is_an_error_without_the_machines_folders(
     error = "no such file: /home/somebody/data/faces.npz"
     failed = make_case(audit_directory, "dlg", 0, 7, status="failed", error=error, metrics={}, doubts=[])
     RecordFile(audit_directory / "records.jsonl").append(failed)
-    (found,) = parsed(audit_directory).iter("error")
+    (found,) = (e for e in parsed(audit_directory).iter("error") if e.attrib["type"] == "failed")
     assert found.attrib["message"] == "The case failed: no such file: faces.npz"
 
 
 def test_what_the_gate_allows_is_no_failure(build_audit: Callable[..., Path], tmp_path: Path) -> None:
     root = parsed(build_audit(tmp_path / "a", ("idlg",), Gate(max_share=0.99)))
-    assert kinds(root) == {"skipped": 2}  # the certificates
+    assert kinds(root) == {"error": 2}  # the certificates
 
 
 def test_cases_that_have_not_run_are_an_error(audit_directory: Path) -> None:
@@ -77,17 +78,20 @@ def test_cases_that_have_not_run_are_an_error(audit_directory: Path) -> None:
     summarise(records, Gate(), len(records) + 3).write(audit_directory / "summary.json")
     root = parsed(audit_directory)
     assert kinds(root)["error"] == before + 1
-    assert "3 planned cases not run yet" in next(root.iter("error")).attrib["message"]
+    (incomplete,) = (e for e in root.iter("error") if e.attrib["type"] == "incomplete")
+    assert "3 planned cases not run yet" in incomplete.attrib["message"]
     counted(root)
     (audit_directory / "summary.json").unlink()
-    assert "stopped before its end" in next(parsed(audit_directory).iter("error")).attrib["message"]
+    (stopped,) = (e for e in parsed(audit_directory).iter("error") if e.attrib["type"] == "incomplete")
+    assert "stopped before its end" in stopped.attrib["message"]
 
 
-def test_no_score_is_skipped_and_no_pass(audit_directory: Path, make_case: Callable[..., Record]) -> None:
+def test_no_score_is_an_error_and_no_pass(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     bare = make_case(audit_directory, "bare", 0, 0, metrics={}, skipped_metrics={"psnr": "no truth"}, doubts=[])
     RecordFile(audit_directory / "records.jsonl").append(bare)
     (suite,) = (s for s in parsed(audit_directory) if s.attrib["name"] == "bare")
-    (said,) = suite.iter("skipped")
+    (said,) = suite.iter("error")
+    assert said.attrib["type"] == "inconclusive"
     assert "Not all images have a score of PSNR. no truth" in said.attrib["message"]
 
 
@@ -125,9 +129,9 @@ def test_games_and_certificates_are_cases_and_exposed_records_a_failure(
         "harmless": [],
         "unplayed": ["system-out"],
         "bounded": [],
-        "weak": ["skipped"],
-        "none": ["skipped"],
-        "refuted": ["skipped"],
+        "weak": ["error"],
+        "none": ["error"],
+        "refuted": ["error"],
     }
     (failure,) = root.iter("failure")
     assert failure.attrib["type"] == "exposed"
@@ -155,3 +159,13 @@ def test_an_oracle_attack_is_no_failure_and_not_said_to_be_allowed(
     (outcome,) = outcomes_of([make_case(audit_directory, "inverting_gradients", 0, 0)], Gate())
     assert outcome.kind == "none"
     assert outcome.sentence.endswith("It used oracle knowledge, so this decides nothing.")
+
+
+def test_an_inconclusive_case_fails_unless_the_plan_chose_otherwise(
+    make_evidence: Callable[..., Record],
+) -> None:
+    outcomes = outcomes_of([make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)])], Gate())
+    for fails, tag in ((True, "error"), (False, "skipped")):
+        root = ElementTree.fromstring(junit(outcomes, Gate(inconclusive_fails=fails)).encode())
+        assert [child.attrib["type"] for child in root.iter(tag)] == ["inconclusive"]
+        counted(root)

@@ -98,7 +98,7 @@ def test_whose_images_came_back_by_any_attack(tmp_path: Path, make_case: Make) -
     found = images_by_owner([one, other], gate, short_names([one, other]))
     assert found is not None
     assert found.rows == [
-        ["peer 3", "any of the 4 participants", "2 of 4", "client 0: 1 of 2, client 1: 0 of 1, client 2: 1 of 1"]
+        ["peer 3", "Any of the 4 participants", "2 of 4", "client 0: 1 of 2, client 1: 0 of 1, client 2: 1 of 1"]
     ]
     old = one.model_copy(update={"owners": []})
     assert images_by_owner([old], gate, short_names([old])) is None
@@ -231,3 +231,36 @@ def test_the_threshold_does_not_run_through_names() -> None:
         top, bottom = float(line.attrib["y1"]), float(line.attrib["y2"])
         # 12 pixels high above its baseline, 3 below.
         assert not any(top < y + 3 and y - 12 < bottom for y in baselines)
+
+
+def test_the_first_screen_says_what_was_seen_of_whom_and_what_to_do(tmp_path: Path, make_case: Make) -> None:
+    one = make_case(tmp_path, "dlg", 0, 0, metrics={"psnr": [30.0, 9.0, 9.0, 9.0]}, **PEER)
+    screen = section_of_class(written(tmp_path, one), "overview")
+    assert "Who could have done it" in screen
+    assert "Any of the 4 participants." in screen
+    assert re.search(r"client 0</span>|client 0", screen)
+    assert "1 of 2 images recovered (peer 3, round 1)" in screen
+    assert "Do not release such messages" in screen
+    assert screen.count("<figure") == 3
+
+
+def test_a_page_without_pictures_has_none(tmp_path: Path, make_case: Make) -> None:
+    records = [make_case(tmp_path, "dlg", 0, 0, **PEER)]
+    (tmp_path / "records.jsonl").write_text(records[0].model_dump_json() + "\n")
+    assert "data:image/png" in audit_page(tmp_path, records).split("<main")[1]
+    assert "data:image/png" not in audit_page(tmp_path, records, pictures=False).split("<main")[1]
+
+
+def test_figures_of_the_first_screen_count_each_image_once(tmp_path: Path, make_case: Make) -> None:
+    scores = {"psnr": [30.0, 31.0, 9.0, 9.0]}
+    pictures = make_case(tmp_path, "dlg", 0, 0, **PEER).pictures
+    records = [
+        make_case(tmp_path, attack, 0, 0, metrics=scores, **PEER).model_copy(update={"pictures": pictures})
+        for attack in ("dlg", "idlg")
+    ]
+    facts = written(tmp_path, *records).split("<dl>")[1].split("</dl>")[0]
+    assert "<dd>2 of 4</dd>" in facts
+
+
+def section_of_class(html: str, name: str) -> str:
+    return html.split(f'class="{name}">')[1].split("</section>")[0]

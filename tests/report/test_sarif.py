@@ -40,7 +40,11 @@ def valid(log: dict[str, Any]) -> None:
         assert len({rule["id"] for rule in rules}) == len(rules)
         for rule in rules:
             assert re.fullmatch(r"[a-z0-9-]+", rule["id"])
-            assert set(rule) == {"id", "shortDescription", "defaultConfiguration"}
+            assert set(rule) == {"id", "shortDescription", "help", "defaultConfiguration", "properties"}
+            assert rule["help"]["markdown"].startswith("**What it means.** ")
+            is_message({"text": rule["help"]["text"]})
+            assert {"CoSAI:FLP", "OWASP-AISVS:C11", "security"} <= set(rule["properties"]["tags"])
+            assert 0 < float(rule["properties"]["security-severity"]) <= 10
             is_message(rule["shortDescription"])
             assert rule["defaultConfiguration"]["level"] in LEVELS
         for result in run["results"]:
@@ -61,7 +65,8 @@ def is_message(message: dict[str, Any]) -> None:
 
 
 def is_result(result: dict[str, Any], rules: list[dict[str, Any]]) -> None:
-    assert set(result) == {"ruleId", "ruleIndex", "level", "message", "locations", "partialFingerprints"}
+    needed = {"ruleId", "ruleIndex", "level", "message", "locations", "partialFingerprints"}
+    assert needed <= set(result) <= {*needed, "suppressions"}
     assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
     assert result["level"] in LEVELS
     is_message(result["message"])
@@ -148,3 +153,25 @@ def test_neither_form_needs_torch(audit_directory: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(audit_directory)], check=True)
+
+
+def test_a_tracker_knows_a_finding_again_after_an_update(make_evidence: Callable[..., Record]) -> None:
+    """The key of a case depends on the version and the seed; the fingerprint depends on neither."""
+
+    def prints(**changes: Any) -> list[str]:
+        log = sarif([make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)], **changes)], Gate())
+        valid(log)
+        return [r["partialFingerprints"]["primaryLocationLineHash"] for r in log["runs"][0]["results"]]
+
+    assert prints() == prints(key="other", seed=8)
+    assert prints() != prints(round=2)
+
+
+def test_findings_point_to_the_line_of_the_plan(audit_directory: Path) -> None:
+    log = json.loads(write_sarif(audit_directory, audit_directory / "s.sarif", plan="audits/plan.toml").read_text())
+    plan = (audit_directory / "plan.toml").read_text().splitlines()
+    for result in log["runs"][0]["results"]:
+        physical, attack = (result["locations"][0][f"{kind}"] for kind in ("physicalLocation", "logicalLocations"))
+        assert physical["artifactLocation"]["uri"] == "audits/plan.toml"
+        line = physical["region"]["startLine"]
+        assert f'"{attack[0]["name"]}"' in plan[line - 1] or line == 1

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fedglass.attack.images.latent import GeneratorWeights
 from fedglass.attack.parts import no_progress
 from fedglass.attack.terms.term import Scaled, ScaleRule, Sum, Term
+from fedglass.audit.cost import iterations_of_stages
 from fedglass.cli.main import cli
 from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.rng import stream
@@ -28,7 +29,6 @@ from fedglass.models.init import FromFile, KaimingNormal, KaimingUniform, Orthog
 from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, method_titles
 from fedglass.reproduce.charts import _x_of, charts_of
 from fedglass.reproduce.compare import compare_cells, remarks
-from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
 from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of

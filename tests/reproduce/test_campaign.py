@@ -11,8 +11,16 @@ from fedglass.audit.cases import QuietProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess
-from fedglass.reproduce.campaign import Entry, PlannedRun, cheapest_first, entries, plan_campaign, run_campaign
-from fedglass.reproduce.results import read_results
+from fedglass.reproduce.campaign import (
+    Entry,
+    PlannedRun,
+    append_computed,
+    cheapest_first,
+    entries,
+    plan_campaign,
+    run_campaign,
+)
+from fedglass.reproduce.results import read_results, tally
 from fedglass.reproduce.tables import choose_rows, table
 
 
@@ -65,6 +73,18 @@ def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, 
     run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, QuietProgress())
     assert (place / "records.jsonl").read_bytes() == before
     assert read_results(tmp_path / "first").places() == read_results(tmp_path / "second").places()
+
+
+@pytest.mark.parametrize(("name", "met", "missed"), [("malicious-budgets", 7, 2), ("dlfa-table5", 18, 0)])
+def test_what_is_computed_without_a_run_is_a_line_once(tmp_path: Path, name: str, met: int, missed: int) -> None:
+    entry = Entry(name)
+    assert plan_campaign([entry], None, [], 0) == [(entry, [])]
+    assert append_computed([entry, Entry("sme-table2"), entry], tmp_path) == len(table(name).rows) * len(
+        table(name).methods
+    )
+    assert append_computed([entry], tmp_path) == 0
+    counts = tally(table(name), read_results(tmp_path).lines)
+    assert counts == {"met": met, "beaten": 0, "missed": missed, "not run": 0}
 
 
 def test_the_cost_of_an_entry_is_estimated_when_its_turn_comes(planned: list[PlannedRun]) -> None:

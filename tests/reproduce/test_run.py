@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fedglass.attack.solvers.states import SearchStates
+from fedglass.audit import play
 from fedglass.audit.cases import Case
-from fedglass.audit.play import unfinished_cases
+from fedglass.audit.play import unfinished_cases, was_cut_short
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
@@ -21,9 +24,10 @@ from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.run import TRAINED, cases_without_network, run
+from fedglass.reproduce.run import STATES, TRAINED, cases_without_network, ready_to_run, run
 from fedglass.reproduce.tables import Printed, Request, figure, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
+from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 
 
@@ -45,6 +49,8 @@ class Heard:
     def moved(self, case: Case[ClientTrial], done: int, total: int) -> None: ...
 
     def finished(self, case: Case[ClientTrial], record: Record) -> None: ...
+
+    def decided(self, verdict: Verdict) -> None: ...
 
 
 def chosen(name: str, rows: Sequence[int], methods: Sequence[str], clients: int = 1, iterations: int = 2) -> list[Cell]:
@@ -251,3 +257,17 @@ def test_later_rounds_say_how_far_the_network_was_trained(tmp_path: Path) -> Non
     assert "do not compare these rows by round" in said
     assert "about 19 %" in said
     assert not any("Accuracy" in words for words in remarks(table("sme-table2"), chosen("sme-table2", [1], ["ig"]), {}))
+
+
+def test_a_run_that_was_cut_short_continues_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "SearchStates", partial(SearchStates, every=0.0))
+    asked = chosen("sme-table2", [1], ["ig"], iterations=4)
+    (case,) = cases_of(asked)
+    with ready_to_run(tmp_path / "stopped", InProcess()) as run_until:
+        assert was_cut_short(run_until([case], Heard(), 0.0)[case.key]), "the time is over at the first report"
+        assert list((tmp_path / "stopped" / STATES / case.key).rglob("*.safetensors"))
+        resumed = run_until([case], Heard(), None)[case.key]
+    whole = run(asked, tmp_path / "whole", InProcess(), Heard())[case.key]
+    assert resumed.extra == whole.extra
+    assert resumed.trace == whole.trace
+    assert not list((tmp_path / "stopped" / STATES).iterdir())

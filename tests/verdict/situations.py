@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,6 +46,7 @@ from fedglass.federation.views import AggregateView, Knows, ServerView, Together
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.aggregate.selection import DnC, Krum
+from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.models.catalogue import build
 from fedglass.models.frozen import with_fixed
@@ -102,13 +103,19 @@ def data(count: int, first: int = 0) -> Examples:
     return Examples(chosen.images, chosen.labels)
 
 
-def lenet() -> nn.Module:
-    return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform())
+def lenet(seed: int = 0) -> nn.Module:
+    return build("lenet", shape=SHAPE, classes=CLASSES, init=Uniform(), seed=seed)
 
 
 def dense() -> nn.Module:
     """Dense layers with ReLU, of which many units are off."""
     return build("mlp", shape=SHAPE, classes=CLASSES)
+
+
+def smooth_dense(seed: int = 0) -> nn.Module:
+    """Dense layers with sigmoids: no entry of a gradient is zero, so that a percentile of them removes some."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, 64), nn.Sigmoid(), nn.Linear(64, CLASSES))
 
 
 def fine_tuned() -> nn.Module:
@@ -171,6 +178,8 @@ class Made:
     """The number of parameters, from the first layer on, that are not trained, and have no noise either."""
     noisy: bool = True
     """False: the noise is on those alone."""
+    opacus: bool = False
+    """Each local step is that of Opacus, with noise multiplier 1 and clip 1."""
 
     def left(self, model: nn.Module) -> tuple[str, ...]:
         """Those parameters by name."""
@@ -182,12 +191,15 @@ class Made:
         for parameter in list(trained.parameters())[: self.frozen]:
             parameter.requires_grad_(False)
         optimiser = self.optimiser(trained.parameters(), lr=self.lr, **self.options)
+        generator = stream(0, "situations", "opacus")
         for _ in range(self.epochs):
             for rows in torch.arange(len(labels)).split(self.batch_size):
                 optimiser.zero_grad()
                 outputs = trained(self.whitening.whiten(images[rows]))
                 loss = F.cross_entropy(outputs, labels[rows], label_smoothing=self.smoothing)
                 (self.factor * loss).backward()
+                if self.opacus:
+                    _as_opacus(trained, self.whitening.whiten(images[rows]), labels[rows], generator)
                 optimiser.step()
         moved = {name: (after - before).detach() for (name, after), before in _pairs(trained, model)}
         size = float(torch.cat([change.flatten() for change in moved.values()]).norm())
@@ -203,6 +215,18 @@ class Made:
         return change.half().float() if self.half else change
 
 
+def _as_opacus(model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> None:
+    """Put the noisy mean of clipped gradients in place, each by its own pass: clip 1 and noise multiplier 1."""
+    weights = list(model.parameters())
+    totals = [torch.zeros_like(weight) for weight in weights]
+    for i in range(len(labels)):
+        gradients = torch.autograd.grad(F.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1]), weights)
+        share = min(1.0, 1.0 / (float(torch.cat([g.flatten() for g in gradients]).norm()) + 1e-6))
+        totals = [total + share * gradient for total, gradient in zip(totals, gradients, strict=True)]
+    for weight, total in zip(weights, totals, strict=True):
+        weight.grad = (total + torch.randn(total.shape, generator=generator)) / len(labels)
+
+
 def _pairs(trained: nn.Module, model: nn.Module) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
     return zip(trained.named_parameters(), model.parameters(), strict=True)
 
@@ -215,7 +239,7 @@ def recorded(
     model: Callable[[], nn.Module] = lenet,
     whitening: Whitening = PLAIN,
     defended: bool | None = None,
-    defence: Release | None = None,
+    defence: Release | GradientFn | None = None,
     truth: Callable[[Examples], Examples] | None = lambda examples: examples,
 ) -> Callable[[], Source]:
     """A message of `count` examples, declared as it is told; `defence` says by what it is defended."""
@@ -231,7 +255,7 @@ def recorded(
         words = ("Defended, as the plan says.",) if defended or defence is not None else ()
         protected = None if defended is None and defence is None else {name: words}
         terms = Terms(SHAPE, CLASSES, whitening, (name,), "not recorded", defences=protected)
-        shields = {} if defence is None else {name: Protection(release=defence)}
+        shields = {} if defence is None else {name: Protection.of([defence])}
         truths = None if said is None else Truths({name: said})
         return Recorded(Transcript(net, terms, {0: past}), truths, defences=shields)
 
@@ -1175,7 +1199,7 @@ def _games() -> Iterator[Situation]:
 
 
 def _filters() -> Iterator[Situation]:
-    """Filters of NVFlare and mods of Flower, as hospitals run them."""
+    """Filters of NVFlare, mods of Flower and Opacus's DP-SGD, as hospitals run them."""
     false = DoubtKind.EPSILON_NOT_AS_DECLARED
     flip = {"release": FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5)}
     percentile, honest = {"release": PercentilePrivacy(10, 0.01)}, {"release": FlowerLocalDP(0.1, 0.1, 1.0, 1e-5)}
@@ -1184,10 +1208,32 @@ def _filters() -> Iterator[Situation]:
     idle = simulated(percentile, model=dense)
     yield row("NVFlare's PercentilePrivacy(10, 0.01), dense network", LEAK, idle, LONG, DoubtKind.IDLE_FILTER)
     yield row("NVFlare's PercentilePrivacy(10, 0.01), LeNet", LEAK, simulated(percentile), LONG)
+    cut_off = Training(lr=0.1)
+    for seed in (1, 2):
+        weights = f"weights of seed {seed}"
+        for network, named in ((lenet, "LeNet"), (smooth_dense, "dense sigmoid network")):
+            for training in (TOLD, cut_off):
+                name = f"NVFlare's PercentilePrivacy(10, 0.01), {named}, {weights}, learning rate {training.lr:g}"
+                made = simulated(percentile, model=partial(network, seed), training=training)
+                yield row(name, LEAK, made, LONG)
+    for training in (TOLD, cut_off):
+        name = f"NVFlare's PercentilePrivacy(10, 0.01), LeNet, PyTorch's own weights, learning rate {training.lr:g}"
+        made = simulated(percentile, model=default, training=training)
+        yield row(name, LEAK, made, attack(iterations=400, tv=1e-6))
+    for part in (PercentilePrivacy(0, 0.001), Chain((MagnitudePruning(0.5), PercentilePrivacy(10, 0.01)))):
+        made = simulated({"release": part}, training=cut_off)
+        yield row(f"{part!r}, LeNet, learning rate 0.1", LEAK, made, LONG)
     yield row("Flower's local DP with its sensitivity as clip, epsilon 1", SAFE, simulated(honest))
     kept = {"release": Chain((FlowerLocalDP(0.1, 0.1, 1.0, 1e-5), PercentilePrivacy()))}
     yield row("the same, and PercentilePrivacy after it", SAFE, simulated(kept))
     yield row("NVFlare's SVTPrivacy with its defaults", OPEN, simulated({"release": SVTPrivacy()}))
+    once, declared = Made(opacus=True), DPSGD(clip=1.0, noise_multiplier=1.0)
+    yield row("recorded: Opacus, one full batch, mu = 1", SAFE, recorded(once, count=4, defence=declared))
+    ten, told = Made(opacus=True, epochs=10), replace(TOLD, epochs=10)
+    weak = DoubtKind.WEAK_CERTIFICATE
+    yield row(
+        "recorded: Opacus, ten full batches, mu = 3.2", OPEN, recorded(ten, told, 4, defence=declared), doubt=weak
+    )
 
 
 SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps(), *_filters())

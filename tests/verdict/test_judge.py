@@ -577,3 +577,15 @@ def test_limits_below_a_guess_or_beyond_all_success_are_refused(name: str, value
         Gate(**limits)
     least: dict[str, Any] = {name: BASE_RATE}
     assert getattr(Gate(**least), name) == BASE_RATE
+
+
+def test_a_sweep_is_answered_value_by_value() -> None:
+    def at(std: float, psnr: float, accuracy: float) -> Record:
+        return attack(psnr, key=f"std-{round(100 * std)}", swept={"std": std}, utility={"test accuracy": accuracy})
+
+    records = [at(0.0, 30.0, 0.92), at(0.01, 31.0, 0.91), at(0.1, 9.0, 0.8), at(1.0, 8.0, 0.7)]
+    assert judge(records, Gate()).by_value == (
+        "std 0 to 0.01: recovered (1 of 1 image); test accuracy 92 % to 91 %.",
+        "std 0.1 to 1: not recovered, not certified; test accuracy 80 % to 70 %.",
+    )
+    assert judge(records[:1], Gate()).by_value == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -13,14 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedglass.core.errors import AuditError, UsageError
+from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import write_atomic
-from fedglass.verdict.directory import RecordFile, claim
+from fedglass.verdict.directory import Reconstructed, RecordFile, claim
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record
 
@@ -60,13 +62,13 @@ def test_no_file_is_no_records(tmp_path: Path) -> None:
 
 def test_non_finite_numbers_become_null_and_an_exact_copy_stays_a_leak() -> None:
     record = make(
-        metrics={"psnr": [math.inf, math.nan], "rmse": [math.inf]},
+        metrics={"psnr": [math.inf, math.nan], "rmse": [math.inf, 1.0]},
         energy=math.nan,
         trace=[1.0, math.nan, 0.5, math.inf],
         utility={"test loss": math.inf},
         extra={"a": [math.nan, {"b": -math.inf}]},
     )
-    assert record.metrics == {"psnr": [EXACT_PSNR, None], "rmse": [None]}
+    assert record.metrics == {"psnr": [EXACT_PSNR, None], "rmse": [None, 1.0]}
     assert (record.energy, record.trace, record.utility) == (None, [1.0, 0.5], {"test loss": None})
     assert record.extra == {"a": [None, {"b": None}]}
     json.loads(record.line(), parse_constant=pytest.fail)
@@ -106,7 +108,8 @@ def test_a_record_from_before_images_were_kept_raw_is_read(tmp_path: Path) -> No
     record = make("a", metrics={"psnr": [20.5]}, pictures=[Picture(original="o.png", reconstruction="r.png")])
     old = json.loads(record.line())
     del old["metrics_raw"], old["energy_refined"], old["pictures"][0]["raw"]
-    del old["pictures"][0]["film"], old["pictures"][0]["film_caption"]
+    del old["pictures"][0]["film"], old["pictures"][0]["film_caption"], old["digest"]
+    old["digest"] = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     file = RecordFile(tmp_path / "records.jsonl")
     file.path.write_text(json.dumps(old) + "\n")
     assert file.read() == [record]
@@ -146,8 +149,48 @@ def test_a_long_torn_tail_is_cut(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, broken: bytes) -> None:
     file = RecordFile(tmp_path / "records.jsonl")
     file.path.write_bytes(make("a").line() + broken + b"\n" + make("b").line())
-    with pytest.raises(AuditError, match=r"line 2 is not a record .*delete that line"):
+    with pytest.raises(DataError, match=r"line 2 is not a record .*delete that line"):
         file.read()
+
+
+def test_a_changed_record_does_not_count(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "records.jsonl")
+    for key in "ab":
+        file.append(make(key, metrics={"psnr": [31.5]}))
+    written = file.path.read_text()
+    first, rest = written.split("\n", 1)
+    for forged in (first.replace("31.5", "3.5"), first[: first.index(', "digest"')] + "}"):
+        file.path.write_text(forged + "\n" + rest)
+        assert [record.key for record in file.read()] == ["b"]
+        assert [record.key for record in file.changed()] == ["a"]
+    file.path.write_text(written.replace(": ", ":"))
+    assert [record.key for record in file.read()] == ["a", "b"], "spaces are no content"
+
+
+def test_a_record_does_not_count_without_its_own_reconstructions(tmp_path: Path) -> None:
+    array = np.zeros((1, 1, 2, 2))
+    record = Reconstructed(array, np.zeros(1), array).save(tmp_path, make("a"))
+    file, tensors = RecordFile(tmp_path / "records.jsonl"), tmp_path / "reconstructions" / "a.safetensors"
+    file.append(record)
+    assert file.read() == [record]
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"1")
+    assert (file.read(), file.changed()) == ([], [record])
+    tensors.unlink()
+    assert file.read() == [record], "deleted files show nothing wrong"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"metrics": {"psnr": [1.0, 2.0], "ssim": [1.0]}},
+        {"metrics": {"psnr": [1.0]}, "blind": {"psnr": [1.0, 2.0]}},
+        {"metrics": {"psnr": [1.0]}, "identity_preserved": [True, True]},
+        {"certificate": {"method": "record", "accounting": "gaussian", "success": [0.1], "mu": ["many"]}},
+    ],
+)
+def test_values_that_do_not_fit_each_other_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        make("a", **values)
 
 
 def test_a_repeated_case_replaces_its_failure(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def test_the_verdict_in_the_file_is_that_of_judge(tmp_path: Path) -> None:
     records = [make("a", [10.0, 12.0]), certified]
     summarise(records, Gate()).write(path)
     verdict, found = judge(records, Gate()), read_summary(path).verdict
-    assert found == {**asdict(verdict), "limits": list(verdict.limits), "sentence": verdict.sentence}
+    lists = {"limits": list(verdict.limits), "by_value": list(verdict.by_value)}
+    assert found == {**asdict(verdict), **lists, "sentence": verdict.sentence}
     assert (found["state"], found["at_most"], found["at_least"]) == ("clear", 0.02, None)
     assert [group.attack for group in read_summary(path).attacks] == ["dlg"]  # a certificate is not an attack
 

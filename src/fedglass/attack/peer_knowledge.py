@@ -214,7 +214,7 @@ def check_not_echo(observation: Observation) -> None:
     contribution = observation.own
     if contribution is None or not all(name in contribution.update for name in observation.update):
         return
-    pairs = [(u.double(), contribution.update[name].to(u).double()) for name, u in observation.update.items()]
+    pairs = [(u.cpu().double(), contribution.update[n].to(u).cpu().double()) for n, u in observation.update.items()]
     length = sum(float(sent.square().sum()) for _, sent in pairs) ** 0.5
     distance = sum(float((received - sent).square().sum()) for received, sent in pairs) ** 0.5
     if length > 0 and distance <= ECHO * length:

@@ -141,7 +141,7 @@ def own_image_error(images: Tensor, own_images: Tensor) -> float:
         return math.inf
     truth, shown = own_images.to(images), images.clamp(0, 1)  # (own, c, h, w), (n, c, h, w)
     partner = assign(squared_distances(truth, shown)).to(shown.device)
-    return float((truth.double() - shown[partner].double()).square().flatten(1).mean(1).mean())
+    return float((truth.cpu().double() - shown[partner].cpu().double()).square().flatten(1).mean(1).mean())
 
 
 def with_rate_and_examples(observation: Observation, lr: float, examples: int) -> Observation:

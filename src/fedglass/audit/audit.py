@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ from fedglass.core.metric_scale import scale_of
 from fedglass.core.rng import derive
 from fedglass.core.types import Observation
 from fedglass.execution.executor import Executor, InProcess, as_usage_error, client_trainer, persistent
-from fedglass.execution.machine import one_thread
+from fedglass.execution.machine import repeatable_arithmetic
 from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, why_not
 from fedglass.recipes import recipe
 from fedglass.verdict.collect_doubts import with_refutations
@@ -44,6 +45,7 @@ from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.records import Record
 from fedglass.verdict.summary import Summary, summarise
+from fedglass.verdict.texts import count, percent
 
 
 class Effort(enum.Enum):
@@ -144,6 +146,8 @@ class Job:
     seed: int = 0
     plan: str | None = None
     """The plan file's text, kept in the audit directory."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Sentences about the attacks, by name."""
     effort: Effort = Effort.STANDARD
     """How long attacks that the audit chooses itself may take."""
     chosen: frozenset[str] = frozenset()
@@ -151,7 +155,7 @@ class Job:
     everything: bool = False
     """Whether these run to their end even if the verdict is decided."""
     minutes: float | None = None
-    """Minutes that they may take in all; by default those of the effort."""
+    """Minutes for all searches together; by default searches of a plan have no limit, and others that of the effort."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -244,17 +248,56 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
     @cache
     def targets_of(number: int) -> Sequence[Target | PendingTarget]:
         source = job.sources[number]
-        with one_thread():
-            return source.targets(partial(progress.trained, source.name), client_trainer(executor))
+        with repeatable_arithmetic():
+            return source.targets(partial(progress.trained, source.name), client_trainer(executor, device))
 
     def prepared(todo: Sequence[Case[Place]], deadline: float | None = None) -> list[Work]:
         return [Work(case, _used(targets_of(case.subject[0]), case), device, deadline) for case in todo]
 
-    play_unfinished(job.required, directory, executor, prepared, progress)
-    _search(job, directory, executor, prepared, progress)
+    known = EarlyVerdict(progress, job.gate)
+    _play_required(job, directory, executor, prepared, known)
+    _search(job, directory, executor, prepared, known)
     summary = _summed_up(job, directory, file)
     records = with_refutations(file.read())
     return AuditResult(directory, judge(records, job.gate, missing_of(job, records)), records, summary)
+
+
+class EarlyVerdict(AuditProgress):
+    """Passes everything on, and announces a verdict that no further case can change as soon as it is known."""
+
+    def __init__(self, progress: AuditProgress, gate: Gate) -> None:
+        self._progress, self._gate = progress, gate
+        self._open = gate.max_share == 0  # a share may still fall
+
+    def planned(self, cases: int, done: int) -> None:
+        self._progress.planned(cases, done)
+
+    def started(self, case: Case[Any]) -> None:
+        self._progress.started(case)
+
+    def moved(self, case: Case[Any], done: int, total: int) -> None:
+        self._progress.moved(case, done, total)
+
+    def finished(self, case: Case[Any], record: Record) -> None:
+        self._progress.finished(case, record)
+        verdict = judge([record], self._gate) if self._open else None
+        if verdict is not None and verdict.exit_code == 1:
+            self._open = False
+            self._progress.decided(verdict)
+
+
+def _play_required(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
+    """Run the cases that always run; with a time limit the searches among them come last, and stop when it is over."""
+    if job.minutes is None or job.everything or job.chosen:
+        play_unfinished(job.required, directory, executor, prepared, progress, cut_short=True)
+        return
+    deadline = time.time() + 60 * job.minutes
+    first = [case for case in job.required if case.facts["attack"] in (CERTIFICATE, EXACT, GAME)]
+    play_unfinished(first, directory, executor, prepared, progress, cut_short=True)
+    searches = [case for case in job.required if case not in first]
+    if searches:
+        limited = partial(prepared, deadline=deadline)
+        play_unfinished(searches, directory, executor, limited, progress, cut_short=True, deadline=deadline)
 
 
 def _search(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:
@@ -304,38 +347,31 @@ def _used(targets: Sequence[Target | PendingTarget], case: Case[Place]) -> Targe
 def threat_model(job: Job) -> list[Section]:
     """Return the threat model as sections: what is protected, who attacks with what, and when the audit fails."""
     sections = [section for source in job.sources for section in source.threat()]
-    attacks = [f"{name} = {attack!r}" for name, attack in job.attacks.items()]
+    attacks = [job.descriptions.get(name, f"{name}.") for name in job.attacks]
     drawn = {name: learned for name, attack in job.attacks.items() if (learned := describe_learned(attack))}
     attacks += [f"{name} looks for images that a network can draw: {learned}." for name, learned in drawn.items()]
-    times = "" if job.repeats == 1 else f", each {job.repeats} times"
-    sections.append((f"Attacks ({len(job.cases)} cases in all{times})", attacks))
-    sections.append(("Judgement", [*_judgement(job), _cost(job)]))
+    attacks.append("Exact attacks, the candidate game and the check of each message run first.")
+    times = "" if job.repeats == 1 else f", each attack {job.repeats} times"
+    sections.append((f"Attacks ({count(len(job.cases), 'case')} in all{times})", attacks))
+    sections.append(("Judgement", _judgement(job)))
     return sections
 
 
 def _judgement(job: Job) -> list[str]:
     gate = job.gate
-    allowed = "any image" if gate.max_share == 0 else f"more than {gate.max_share:.0%} of the images"
+    allowed = "any image" if gate.max_share == 0 else f"more than {percent(gate.max_share)} of the images"
     lines = [
         f"LEAK (exit code 1): an attack recovers {allowed}: {gate.rule}, and better than every blind guess.",
         "EXPOSED (exit code 1): the message names its records among 1,000 candidates more often than "
-        f"{gate.max_singling_out:.0%} of the time, and more often than records that were not used.",
+        f"{percent(gate.max_singling_out)} of the time, and more often than records that were not used.",
         "CLEAR (exit code 0): a certificate bounds the success of any adversary in naming a record among 1,000 by "
-        f"{gate.max_success:.1%}.",
+        f"{percent(gate.max_success)}.",
         f"INCONCLUSIVE (exit code {3 if gate.inconclusive_fails else 0}): everything else.",
     ]
     if gate.trust_declared:
         lines.append("Declared trainings and defences are believed where nothing tests them (gate.trust_declared).")
-    lines.append(f"Metrics: {', '.join(job.metrics)}.")
-    reasons = {name: why_not(name, source.shape) for name in job.metrics for source in job.sources}
-    return lines + [f"{name} is left out: {why}" for name, why in reasons.items() if why is not None]
-
-
-def _cost(job: Job) -> str:
-    """Return a sentence about what runs in addition to the named attacks."""
-    first = "Exact attacks, the candidate game and the check of each message run first."
-    if not job.chosen:
-        return first
-    minutes = job.effort.minutes(False) if job.minutes is None else job.minutes
-    limit = "without a time limit" if minutes is None or job.everything else f"for {minutes:g} minutes at the most"
-    return f"{first} Searches follow {limit}, and stop when one has shown a leak (--all runs them to their end)."
+    reasons = {name: why for name in job.metrics for source in job.sources if (why := why_not(name, source.shape))}
+    lines.append(f"Metrics: {', '.join(name for name in job.metrics if name not in reasons)}.")
+    # A metric that nobody asked for is not missed.
+    missed = {} if job.metrics == DEFAULT_METRICS else reasons
+    return lines + [f"{name} is left out. {why}" for name, why in missed.items()]

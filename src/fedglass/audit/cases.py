@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fedglass.attack.parts import Progress
 from fedglass.audit.target import Target
 from fedglass.verdict.directory import Evidence
+from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 
 
@@ -70,6 +71,10 @@ class AuditProgress(Protocol):
         return
 
     def finished(self, case: Case[Any], record: Record) -> None:
+        return
+
+    def decided(self, verdict: Verdict) -> None:
+        """Report a verdict that no further case can change, such as a leak."""
         return
 
 

@@ -42,7 +42,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Training, Whitening
-from fedglass.defend.accounting import Mechanism
+from fedglass.defend.accounting import DELTA, Mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
@@ -126,8 +126,6 @@ def _messages(claim: Claim, client: ClientClaim, row: int, examples: Sequence[tu
     return sent
 
 
-DELTA = 1e-5
-"""The delta at which epsilon is stated, as is customary."""
 TOO_LONG = "The training is too long to be run again."
 DIVERGES = "run again on the true data, the declared training diverges"
 WHY = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 
 from fedglass.attack.needs import parts_of
 from fedglass.attack.parts import GeneratesImages
 from fedglass.audit.target import Section, TargetInfo
 from fedglass.core.optimisers import SGD
-from fedglass.core.text import some
+from fedglass.core.text import part_in_words, some
 from fedglass.core.types import BatchNorm, Knowledge, Training
 from fedglass.federation.views import ViewResult
 from fedglass.verdict.records import KnownFact
@@ -40,6 +39,8 @@ def describe_knowledge(knows: Knowledge) -> dict[str, KnownFact]:
         "learning rate": UNKNOWN if knows.lr is None else f"{knows.lr:g}",
         "local steps": UNKNOWN if knows.steps is None else str(knows.steps),
     }
+    if knows.filter is not None:
+        texts["filter"] = f"{knows.filter!r}, as declared"
     if knows.present is not None:
         texts["accepted updates"] = f"{UNKNOWN}: the rule may have rejected some"
     return {name: KnownFact(text=text) for name, text in texts.items()} | {
@@ -107,26 +108,13 @@ def describe_training(training: Training) -> str:
     >>> describe_training(Training(lr=0.1, batch_size=8, steps=40, optimiser=SGD(momentum=0.9), clip=1.0))
     '40 steps of SGD (momentum 0.9) in batches of 8 at learning rate 0.1 (FedAvg), gradients clipped at norm 1'
     """
-    how, rate, more = describe_optimiser(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
+    how, rate, more = part_in_words(training.optimiser), f"learning rate {training.lr:g}", _particulars(training)
     if training.batch_size is None and training.epochs == 1 and training.steps in (None, 1):
         named = " (FedSGD)" if training.optimiser == SGD() else ""
         return f"one {how} step on all examples at {rate}{named}{more}"
     count, unit = (training.epochs, "epoch") if training.steps is None else (training.steps, "step")
     size = "all examples" if training.batch_size is None else f"{training.batch_size}"
     return f"{count} {unit}{'' if count == 1 else 's'} of {how} in batches of {size} at {rate} (FedAvg){more}"
-
-
-def describe_optimiser(optimiser: object) -> str:
-    """Return the name of an optimiser, and its options where they are not the default.
-
-    >>> describe_optimiser(SGD(momentum=0.9, nesterov=True))
-    'SGD (momentum 0.9, nesterov)'
-    """
-    changed: dict[str, object] = {}
-    if is_dataclass(optimiser):
-        changed = {f.name: value for f in fields(optimiser) if (value := getattr(optimiser, f.name)) != f.default}
-    options = [name.replace("_", " ") + ("" if value is True else f" {value}") for name, value in changed.items()]
-    return type(optimiser).__name__ + (f" ({', '.join(options)})" if options else "")
 
 
 def _particulars(training: Training) -> str:

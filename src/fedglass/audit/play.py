@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
+from fedglass.attack.solvers.states import SearchStates, storing
 from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subject
 from fedglass.audit.knowledge import describe_knowledge, describe_learned
 from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
@@ -37,6 +38,8 @@ class Work:
     device: torch.device
     deadline: float | None = None
     """The time at which the probe is stopped, in seconds since the epoch; None: never."""
+    states: Path | None = None
+    """The folder in which long searches store their state, to continue after a stop; None: they store none."""
 
     @property
     def key(self) -> str:
@@ -52,11 +55,14 @@ def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
     probe, start = work.case.probe, time.perf_counter()
     try:
         target = ready_target(work.target)
-        target = replace(target, observation=isolate(target.observation, probe, work.device))
+        target = _on_device(target, probe, work.device)
         return_memory()
         reset_peak()
         start = time.perf_counter()
-        finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
+        states = None if work.states is None else SearchStates(work.states / work.case.key, work.key)
+        with storing(states):
+            finding = probe.measure(target, work.case.seed, _until(work.deadline, progress))
+        start -= 0.0 if states is None else states.seconds_before
     except OutOfTime:
         cut = doubt(DoubtKind.OUT_OF_TIME, seconds=round(time.perf_counter() - start))
         finding = ProbeResult({"doubts": [cut]})
@@ -66,6 +72,14 @@ def play_case(work: Work, progress: Progress) -> tuple[Record, Evidence | None]:
     outcome = {"status": "done", "oracle": bool(oracle_facts(probe)), **finding.record, "extra": extra}
     record = Record.model_validate({**_known(work), **_of_target(target, probe), **outcome, **_spent(start)})
     return record, finding.evidence
+
+
+def _on_device(target: Target, probe: Probe, device: torch.device) -> Target:
+    """Return the target with a copy of its observation on a device, where its claims are checked too."""
+    claim = None if target.claim is None else replace(target.claim, device=device)
+    joint = tuple(_on_device(message, probe, device) for message in target.joint_targets)
+    observation = isolate(target.observation, probe, device)
+    return replace(target, observation=observation, claim=claim, joint_targets=joint)
 
 
 class OutOfTime(Exception):  # not an error: the time was used up
@@ -148,19 +162,32 @@ def play_unfinished(
     progress: AuditProgress,
     *,
     cut_short: bool = False,
+    deadline: float | None = None,
 ) -> None:
-    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited."""
+    """Play all unfinished cases. Records and evidence are on disk before the next result is awaited.
+
+    No case begins after the deadline. A case that ends without a report of its progress may end later.
+    """
     file, todo = RecordFile(directory / RECORDS), unfinished_cases(cases, directory, cut_short=cut_short)
     count = len({c.key for c in cases})
     progress.planned(count, count - len(todo))
-    if not todo:
+    if not todo or _is_over(deadline):
         return
 
     callbacks = Callbacks[Work](
         lambda work: progress.started(work.case), lambda work, done, total: progress.moved(work.case, done, total)
     )
-    for work, result in executor.run(play_case, prepare(todo), callbacks):
+    results = executor.run(play_case, prepare(todo), callbacks)
+    for work, result in results:
         record, evidence = (failed_record(work, result.reason), None) if isinstance(result, FailedJob) else result
         record = record if evidence is None else evidence.save(directory, record)
         file.append(record)
         progress.finished(work.case, record)
+        if _is_over(deadline):
+            if isinstance(results, Generator):
+                results.close()
+            return
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.time() >= deadline

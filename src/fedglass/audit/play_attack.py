@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +17,7 @@ from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import Target
 from fedglass.core.facts import Fact
 from fedglass.core.losses import class_numbers
-from fedglass.core.tensors import Params
-from fedglass.core.types import Knowledge, Observation, Own, Reconstruction
+from fedglass.core.types import Knowledge, Observation, Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.matching import Matching
 from fedglass.verdict.directory import Reconstructed
@@ -48,22 +46,10 @@ def without_unused_oracles(knows: Knowledge, attack: object) -> Knowledge:
 
 
 def isolate(observation: Observation, attack: object, device: torch.device) -> Observation:
-    """Return the observation as one attack sees it, sharing neither a tensor nor the model with the original.
-
-    Tensors are copied even where they are on the device already. Fresh ones are aligned alike in every process, and the
-    last bits of a matrix product may depend on that.
-    """
+    """Return a copy of the observation on a device, as one attack sees it."""
     knows = without_unused_oracles(observation.knows, attack)
-    facts = {field.name: _copied(getattr(knows, field.name), device) for field in fields(Knowledge)}
-    tensors = (observation.before, observation.buffers, observation.update, observation.buffers_after)
-    before, buffers, update, after = (_copied_all(params, device) for params in tensors)
-    model = copy.deepcopy(observation.model).to(device)
-    also = tuple(isolate(joint, attack, device) for joint in observation.also)
-    peer = observation.own
-    if peer is not None:
-        images, labels = (_copied(tensor, device) for tensor in (peer.images, peer.labels))
-        peer = Own(images, labels, _copied_all(peer.update, device), peer.share)
-    return Observation(model, before, buffers, update, Knowledge(**facts), peer, after, also)
+    also = tuple(replace(other, knows=without_unused_oracles(other.knows, attack)) for other in observation.also)
+    return replace(observation, knows=knows, also=also).copied_to(device)
 
 
 def iterations_of(attack: object) -> int | None:
@@ -72,14 +58,6 @@ def iterations_of(attack: object) -> int | None:
         attack = attack.attack
     counts = [getattr(part, "iterations", None) for part in parts_of(attack)]
     return next((n for n in reversed(counts) if isinstance(n, int)), None)
-
-
-def _copied(value: Any, device: torch.device) -> Any:
-    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
-
-
-def _copied_all(params: Params, device: torch.device) -> dict[str, Tensor]:
-    return {name: _copied(tensor, device) for name, tensor in params.items()}
 
 
 NO_TRUTH = "the true images were not given: look at the pictures"

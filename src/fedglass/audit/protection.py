@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.core.rng import stream
@@ -11,7 +11,7 @@ from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import some
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
-from fedglass.defend.accounting import Mechanism, budgets, client_mechanism
+from fedglass.defend.accounting import DELTA, Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.filters import FlowerFixedClipping
 from fedglass.defend.noise import GaussianNoise
@@ -28,8 +28,6 @@ FEW = 2
 """Examples that a defence is tried on: more than one, which shows defences that cannot take a batch."""
 SHOWN = 6
 """Clients that are named one by one."""
-DELTA = 1e-5
-"""The delta at which budgets are stated: customary, and below one in the number of a client's examples."""
 
 
 def defences_of(client: Client) -> list[str]:
@@ -44,8 +42,12 @@ def defence_names(protection: Protection) -> list[str]:
     >>> defence_names(Protection(release=Clip(norm=1.0)))
     ['Clip(norm=1.0)']
     """
+    return list(map(repr, _defence_parts(protection)))
+
+
+def _defence_parts(protection: Protection) -> list[object]:
     local = [] if isinstance(protection.gradient, MeanGradient) else [protection.gradient]
-    return [repr(part) for part in (*local, *named_parts(protection.release))]
+    return [*local, *named_parts(protection.release)]
 
 
 def undefended(client: Client) -> Client:
@@ -76,17 +78,21 @@ def _rehearse(client: Client, federation: Federation) -> None:
     client.release.release(Outgoing(update, noise, before=before))
 
 
-def describe_protection(federation: Federation, rounds: int) -> dict[str, tuple[str, ...]]:
+def describe_protection(
+    federation: Federation, rounds: int, in_words: Callable[[object], str] = repr
+) -> dict[str, tuple[str, ...]]:
     """Return sentences about what protects each client's messages and what that promises; none without a defence.
 
-    Of clients with the same protection, the one with the fewest examples counts for all.
+    Of clients with the same protection, the one with the fewest examples counts for all. Records name a defence by its
+    repr; `in_words` describes it for a reader.
     """
     sentences_by_kind: dict[str, tuple[str, ...]] = {}
     for client in sorted(federation.clients, key=lambda c: len(c.labels)):
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
         if kind not in sentences_by_kind:
-            defences = [defence_text(part) for part in dict.fromkeys(defences_of(client))]
+            parts = _defence_parts(Protection(client.gradient, client.release))
+            defences = [defence_text(text) for text in dict.fromkeys(map(in_words, parts))]
             sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
     return {
         c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients

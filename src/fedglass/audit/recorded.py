@@ -21,11 +21,12 @@ from fedglass.audit.target import (
     target_infos,
     target_of,
 )
-from fedglass.checks.claim import claim_of, has_unnamed_defence, participants_of
+from fedglass.checks.claim import UNPROTECTED, claim_of, has_unnamed_defence, participants_of
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
-from fedglass.core.text import some
+from fedglass.core.text import EPSILON_MEANING, some
+from fedglass.core.types import Observation
 from fedglass.defend.declared_epsilon import EpsilonClaim
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
@@ -58,7 +59,7 @@ class Recorded:
     recorder_caveats: Mapping[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
     """Sentences of a recorder about parts of the training that cannot be run again."""
     epsilons: Mapping[str, tuple[EpsilonClaim, ...]] = field(default_factory=dict)
-    """Declared epsilons that do not hold, by client; those of the whole federation have an empty name."""
+    """Epsilons by client, next to the declared ones; those of the whole federation have an empty name."""
     unaudited_updates: Mapping[tuple[int, str], Params] = field(default_factory=dict)
     """Updates that the server received and that are not audited: noise may repeat there."""
     unaudited_clients: tuple[str, ...] = ()
@@ -96,7 +97,8 @@ class Recorded:
     def _further_evidence(self) -> Iterator[Sequence[object]]:
         """Yield what decides the verdict in addition to the messages: a bundle may have grown or been corrected."""
         yield sorted(self.contradictions.items())
-        yield sorted((client, repr(claims)) for client, claims in self.epsilons.items())
+        exceeded = {name: tuple(claim for claim in claims if claim.exceeded) for name, claims in self.epsilons.items()}
+        yield sorted((client, repr(claims)) for client, claims in exceeded.items() if claims)
         audited = self.transcript.participants_by_round.rounds
         rounds = {} if self.attendance is None else self.attendance.rounds
         yield sorted((index, names) for index, names in rounds.items() if index not in audited)
@@ -128,7 +130,19 @@ class Recorded:
 
     @cached_property
     def _rehearsed(self) -> Sequence[ViewResult]:
-        return [view.see(self.transcript, self.knows, self.truths) for view in self.views]
+        return [self._see(view) for view in self.views]
+
+    def _see(self, view: View) -> ViewResult:
+        """Return what a view sees; the adversary knows the declared filter of an update."""
+        result = view.see(self.transcript, self.knows, self.truths)
+        return replace(result, observation=self._with_filter(result.observation, result.clients))
+
+    def _with_filter(self, observation: Observation, clients: Sequence[str]) -> Observation:
+        protection = self.defences.get(clients[0], UNPROTECTED) if len(clients) == 1 else UNPROTECTED
+        if protection.filter is None or observation.knows.clients != 1 or observation.own is not None:
+            return observation
+        also = tuple(self._with_filter(other_round, clients) for other_round in observation.also)
+        return replace(observation, knows=replace(observation.knows, filter=protection.filter), also=also)
 
     def targets(self, progress: RoundProgress, answers: TrainClients = train_sequentially) -> Sequence[Target]:
         return [self.target(view) for view in self.views]
@@ -140,7 +154,7 @@ class Recorded:
         first, *later = targets = [self._single(of_round) for of_round in view.ordered]
         return replace(
             first,
-            observation=view.see(self.transcript, self.knows, self.truths).observation,
+            observation=self._see(view).observation,
             further=self._further(view, first),
             doubts=joint_doubts(targets),
             joint_targets=tuple(later),
@@ -155,7 +169,7 @@ class Recorded:
 
     def _single(self, view: View) -> Target:
         """Return the target of one view with its claim: files may have been edited, so that it is checked."""
-        result, index = view.see(self.transcript, self.knows, self.truths), view.rounds()[-1]
+        result, index = self._see(view), view.rounds()[-1]
         target = target_of(self.transcript, view, result, self.truths)
         participants = participants_of(self.transcript, index, result)
         claim = claim_of(self.transcript, index, result, self.truths, self.defences)
@@ -196,7 +210,8 @@ class Recorded:
             yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
         for client in ("", *result.clients):
             for claim in self.epsilons.get(client, ()):
-                yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
+                if claim.exceeded:
+                    yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""
@@ -235,7 +250,13 @@ class Recorded:
             (f"Recording{named}", lines),
             *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
         ]
+        if self.epsilons:
+            sections.append(("Epsilon", [*self._epsilon_texts(), EPSILON_MEANING]))
         return [*sections, ("Contradictions", self.contradiction_texts())] if self.contradictions else sections
+
+    def _epsilon_texts(self) -> Iterator[str]:
+        for client, claims in self.epsilons.items():
+            yield from (f"{client or 'The federation'}: {claim}" for claim in claims)
 
     def _personalised(self) -> Iterator[str]:
         """Say which clients were sent a model of their own."""

@@ -122,6 +122,10 @@ def energy_at(
     return attack.energy_of(observation, images.to(device), labels.to(device), like)
 
 
+MOST_BLENDED = 32
+"""Private images that a blend is compared with: the mean of more is nearer to theirs than to any single one, too."""
+
+
 def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     """Return, for each reconstruction, the private images whose mean it shows; empty where it shows one of them.
 
@@ -136,11 +140,14 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
         return [[] for _ in shown]
     flat, true = shown.detach().cpu().double().flatten(1), private.double().flatten(1)
     distances = torch.cdist(flat, true)  # (n, n)
-    order = distances.argsort(dim=1)
-    means = true[order].cumsum(dim=1) / torch.arange(1, len(true) + 1).view(1, -1, 1)  # (n, n, pixels)
-    to_means = (means - flat.unsqueeze(1)).norm(dim=2)  # (n, n): to the mean of the nearest 1, 2, ...
-    best = torch.where(to_means.isnan(), torch.inf, to_means).argmin(dim=1)
-    return [sorted(order[i, : int(k) + 1].tolist()) if k else [] for i, k in enumerate(best)]
+    order = distances.argsort(dim=1)[:, :MOST_BLENDED]
+    counts = torch.arange(1, order.shape[1] + 1).view(-1, 1)
+    blends = []
+    for image, nearest in zip(flat, order, strict=True):
+        to_means = (true[nearest].cumsum(dim=0) / counts - image).norm(dim=1)  # to the mean of the nearest 1, 2, ...
+        best = int(torch.where(to_means.isnan(), torch.inf, to_means).argmin())
+        blends.append(sorted(nearest[: best + 1].tolist()) if best else [])
+    return blends
 
 
 LONGEST_SIDE = 64
@@ -165,18 +172,22 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     if not len(images):
         return [0.0] * len(originals)
     spectra = torch.cat([_spectra(images.flip(mirror)) for mirror in MIRRORS])
+    spectra = spectra[spectra.abs().flatten(1).any(1)]  # without pictures that are flat or not finite
+    if not len(spectra):
+        return [0.0] * len(originals)
+    size = [min(side, LONGEST_SIDE) for side in images.shape[-2:]]
     # The correlation at every offset at once [the correlation theorem].
-    by_original = (torch.fft.ifft2((spectra.conj() * true).sum(dim=1)).real for true in _spectra(originals))
+    by_original = (torch.fft.irfft2((spectra.conj() * true).sum(dim=1), s=size) for true in _spectra(originals))
     return [float(correlations.abs().max()) for correlations in by_original]
 
 
 def _spectra(images: Tensor) -> Tensor:
-    """Return the Fourier transforms of the pictures, centred and of length 1.  # (n, c, h, w) -> (n, c, h', w')"""
+    """Return half of the Fourier transforms of the pictures, centred, of length 1.  # (n, c, h, w) -> (n, c, h', k)"""
     height, width = images.shape[-2:]
     pixels = images.detach().cpu().double()
     small = adaptive_avg_pool2d(pixels, (min(height, LONGEST_SIDE), min(width, LONGEST_SIDE)))
     centred = small - small.mean(dim=(-2, -1), keepdim=True)
     size = centred.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     sound = torch.isfinite(size) & (size > FLAT_PICTURE * small.flatten(1).norm(dim=1).view(-1, 1, 1, 1))
-    spectra: Tensor = torch.fft.fft2(torch.where(sound, centred / size, 0.0))
+    spectra: Tensor = torch.fft.rfft2(torch.where(sound, centred / size, 0.0).float())
     return spectra

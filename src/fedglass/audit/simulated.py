@@ -24,8 +24,9 @@ from fedglass.audit.target import (
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_tensor
 from fedglass.core.losses import TargetKind, target_kind
+from fedglass.core.registry import summary_of
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.core.text import AFTER_ROUND
+from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
 from fedglass.core.types import Training
 from fedglass.federation.behaviours import Honest
 from fedglass.federation.client import TrainClients, train_sequentially
@@ -36,6 +37,10 @@ from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
 from fedglass.models.shared_layers import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
+from fedglass.verdict.texts import count
+
+_UNDEFENDED: dict[str, float] = {}
+"""Accuracy of undefended federations by identity: those of a sweep differ in their defences alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +180,14 @@ class Simulated:
         """Return the model's accuracy, and what it would be without the defences."""
         if self.test is None or self._predicts_numbers:
             return {}
-        utility = {"test accuracy": self._accuracy(last)}
+        utility = {TEST_ACCURACY: self._accuracy(last)}
         if any(map(defences_of, self.federation.clients)):
             bare = replace(self.federation, clients=[undefended(client) for client in self.federation.clients])
-            *_, last = bare.play(self.rounds, progress, answers)
-            utility["test accuracy, undefended"] = self._accuracy(last)
+            key = digest(bare.identity, str(self.rounds), of_tensor(self.test.images), of_tensor(self.test.labels))
+            if key not in _UNDEFENDED:
+                *_, last = bare.play(self.rounds, progress, answers)
+                _UNDEFENDED[key] = self._accuracy(last)
+            utility["test accuracy, undefended"] = _UNDEFENDED[key]
         return utility
 
     def _utility_doubts(self) -> Iterator[Doubt]:
@@ -195,16 +203,17 @@ class Simulated:
         """Return the source as sentences of the threat model."""
         f, named = self.federation, f" {self.name!r}" if self.name else ""
         counts = sorted({len(c.labels) for c in f.clients})
-        examples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        largest = count(counts[-1], "private example")
+        examples = largest if len(counts) == 1 else f"{counts[0]} to {largest}"
         size = sum(p.numel() for p in f.model.parameters())
         share = "" if f.participation == 1 else f", {f.participation:.0%} of the clients in each"
         shape = " x ".join(map(str, f.shape))
         lines = [
-            f"{len(f.clients)} client(s) with {examples} private example(s) each, {shape}, {f.classes} classes.",
-            f"A {title_of(f.model)} of {size:,} parameters, {self.rounds} round(s){share}, combined by "
-            f"{f.aggregator!r}.",
+            f"{count(len(f.clients), 'client')} with {examples} each, {shape}, {f.classes} classes.",
+            f"A {title_of(f.model)} of {size:,} parameters, {count(self.rounds, 'round')}{share}.",
+            f"The server's rule is {summary_of('rules', f.aggregator)}.",
             *(f"{who} training: {describe_training(how)}." for who, how in _trainings(f).items()),
-            *(merge_by_client(self.protection()) or ["No defence."]),
+            *(merge_by_client(describe_protection(f, self.rounds, partial(summary_of, "defences"))) or ["No defence."]),
             *f.terms.behaviours,
         ]
         more = [] if self.public is None else [self.public.sentence]

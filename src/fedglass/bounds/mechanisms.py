@@ -193,7 +193,7 @@ def centred_gram(updates: Tensor) -> Tensor:
     count = updates.shape[0]
     gram = torch.zeros(count, count, dtype=torch.float64)
     for block in torch.split(updates, max(1, BLOCK_VALUES // count), dim=1):
-        wide = block.double().cpu()
+        wide = block.cpu().double()
         wide = wide - wide.mean(dim=0)
         gram.addmm_(wide, wide.T)
     if not bool(torch.isfinite(gram).all()):

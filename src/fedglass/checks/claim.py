@@ -18,13 +18,15 @@ from fedglass.core.errors import UsageError
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
-from fedglass.core.types import Training, Whitening
+from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import ViewResult
 from fedglass.fl.local import LocalBatch, schedule
 from fedglass.fl.release import Protection
+from fedglass.models.network import Network
 
+CPU = torch.device("cpu")
 UNPROTECTED = Protection()
 MEANS = (UNKNOWN_RULE, MEAN_RULE)
 """Aggregation rules for which a replay computes the weighted mean."""
@@ -116,6 +118,21 @@ class Claim:
     """Whether a defence protects a client, and it is not known which."""
     image_shape: tuple[int, int, int] | None = None
     """The shape of one image; needed only where the true examples are not known."""
+    device: torch.device = CPU
+    """Where checks run the network; all tensors of a claim are on the CPU."""
+
+    def network(self, batch_norm: BatchNorm = BatchNorm.FROZEN) -> Network:
+        """Return the network, for weights and inputs on the claim's device."""
+        return Network(self.model, self.buffers, batch_norm, self.device)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights before the message, on the claim's device, in the order in which the network takes them."""
+        return [self.before[name].to(self.device) for name, _ in self.model.named_parameters()]
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return pixels as inputs of the network, on the claim's device."""
+        return self.whitening.whiten(images).to(self.device)
 
     @property
     def private(self) -> tuple[ClientClaim, ...]:

@@ -37,7 +37,6 @@ from fedglass.core.thresholds import (
 )
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import schedule, train
-from fedglass.models.network import Network
 
 MOST_TRIED_STEPS = 50
 """Local steps beyond which a training is not run on other images."""
@@ -229,8 +228,7 @@ def _expected(claim: Claim, training: Training) -> Expected:
 
     One image at a time; all together where layers normalise by the batch, which may need several.
     """
-    network = Network(claim.model, claim.buffers, training.batch_norm)
-    weights, inputs = [claim.before[name] for name in network.names], claim.whitening.whiten(_images(claim.shape))
+    network, weights, inputs = claim.network(training.batch_norm), claim.weights, claim.inputs(_images(claim.shape))
     batches = [inputs] if training.batch_norm is BatchNorm.BATCH else torch.split(inputs, 1)
     with torch.no_grad():
         return [(batch, F.softmax(network(weights, batch), dim=1)) for batch in batches]
@@ -246,9 +244,8 @@ def _images(shape: tuple[int, int, int]) -> Tensor:
 
 def _norm(claim: Claim, training: Training, inputs: Tensor, labels: Tensor) -> float:
     """Return the norm of the message; infinite where the training diverges."""
-    network = Network(claim.model, claim.buffers, training.batch_norm)
+    network, start = claim.network(training.batch_norm), claim.weights
     full_batch = replace(training, epochs=1, batch_size=None, steps=claim.steps, shuffle=False)
-    start = [claim.before[name] for name in network.names]
     after = train(network, start, inputs, labels, schedule(full_batch, len(labels), None), full_batch)
-    square = sum(float((a - b).double().square().sum()) for a, b in zip(after, start, strict=True))
+    square = sum(float((a - b).cpu().double().square().sum()) for a, b in zip(after, start, strict=True))
     return math.sqrt(square) if math.isfinite(square) else math.inf

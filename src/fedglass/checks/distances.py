@@ -77,7 +77,7 @@ def candidate_label(client: ClientClaim, row: int, pool: Examples, place: int) -
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.double().cpu().flatten() for tensor in tensors])
+    return torch.cat([tensor.cpu().double().flatten() for tensor in tensors])
 
 
 def _same_for_all(sent: Sequence[Tensor], claim: Claim, place: int, row: int, pool: Examples | None) -> bool:

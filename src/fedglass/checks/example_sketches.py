@@ -51,6 +51,8 @@ _Found = Tensor | _Outer
 class Reader:
     """Reads the gradient of each example's own loss, in the order of `network.names`.
 
+    Gradients are computed where the weights are; sketches and products come back to the CPU.
+
     With the statistics of the batch (`BatchNorm.BATCH`) it is the example's part of the gradient of its batch, in which
     it is among other examples that are read.
     """
@@ -69,8 +71,8 @@ class Reader:
         self.weights = [before[name].detach().float() for name in network.names]
         signs = stream(seed, "sketch")
         self._signs = [
-            (torch.randint(0, 2, w.shape, generator=signs).float() * 2 - 1)
-            * (1.0 if moved is None else moved[name].float())
+            (torch.randint(0, 2, w.shape, generator=signs).float() * 2 - 1).to(w)
+            * (1.0 if moved is None else moved[name].to(w))
             for name, w in zip(network.names, self.weights, strict=True)
         ]
         self.places = min(PLACES, sum(w.numel() for w in self.weights))
@@ -86,7 +88,7 @@ class Reader:
         """Return the sketches and the exact products with some vectors.  # (b, places), (b, vectors)"""
         sketches, products = [torch.zeros(0, self.places)], [torch.zeros(0, len(along))]
         for gradients in self._gradients(inputs, labels):
-            sketches.append(self._sketched(gradients))
+            sketches.append(self._sketched(gradients).cpu())
             by_vector = [_products(gradients, vector) for vector in along]
             products.append(torch.stack(by_vector, 1) if by_vector else torch.zeros(len(sketches[-1]), 0))
         return torch.cat(sketches), torch.cat(products)
@@ -99,18 +101,18 @@ class Reader:
     def kept(self, update: Params) -> list[Tensor]:
         """Return the entries of an update that count, in the order of `network.names`."""
         named = zip(self.network.names, self._signs, strict=True)
-        return [update[name].detach().float() * signs.abs() for name, signs in named]
+        return [update[name].detach().to(signs) * signs.abs() for name, signs in named]
 
     def sketch(self, update: Sequence[Tensor]) -> Tensor:
         """Return the sketch of an update, in the order of `network.names`.  # (places,)"""
-        return self._sketched([tensor[None] for tensor in update])[0]
+        return self._sketched([tensor[None] for tensor in update])[0].cpu()
 
     def weighted_sum(self, inputs: Tensor, labels: Tensor, shares: Tensor) -> list[Tensor]:
         """Return the sum of the gradients, each times its share, at the entries that count."""
         total, first = [torch.zeros_like(w) for w in self.weights], 0
         for gradients in self._gradients(inputs, labels):
             size = len(gradients[0].back if isinstance(gradients[0], _Outer) else gradients[0])
-            some = shares[first : first + size].float()
+            some = shares[first : first + size].to(total[0])
             first += size
             total = [t + _summed(g, some).view_as(t) for t, g in zip(total, gradients, strict=True)]
         return [t * s.abs() for t, s in zip(total, self._signs, strict=True)]
@@ -137,6 +139,8 @@ class Reader:
                     yield [*chunk]
 
     def _step(self, inputs: Tensor, labels: Tensor) -> Step:
+        device = self.weights[0].device
+        inputs, labels = inputs.to(device), labels.to(device)
         return Step(self.network, self.weights, inputs, labels, smoothing=self.smoothing, objective=self.objective)
 
     def _agrees(self, step: Step) -> bool:
@@ -149,7 +153,7 @@ class Reader:
             gradients = _by_layers(step)
         except RuntimeError:  # such as what a layer returned was overwritten
             return False
-        ones = torch.full((len(step.targets),), 1 / len(step.targets))
+        ones = torch.full((len(step.targets),), 1 / len(step.targets), device=step.inputs.device)
         with torch.enable_grad():
             leaves = [w.requires_grad_() for w in (w.clone() for w in self.weights)]
             batch_gradient = MeanGradient().gradient(replace(step, weights=leaves))
@@ -179,7 +183,7 @@ def _products(gradients: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
         (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.flatten(1) @ u.flatten()
         for g, u in zip(gradients, along, strict=True)
     ]
-    return torch.stack([part.double() for part in parts]).sum(0)
+    return torch.stack([part.cpu().double() for part in parts]).sum(0)
 
 
 def _summed(gradient: _Found, shares: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Scorer:
         self._reader, self.reads_as_trained = _reader(message, self._inputs(public[:AT_ONCE]))
         sent = [self._reader.kept(_without_decay(update, message)) for update in updates]
         self._along: list[Sequence[Tensor]] = list(sent) if message.noise_std > 0 else []
-        self._gradients, products = self._read(public)
+        self._gradients, products = self._read(public)  # on the CPU, where all but the gradients is computed
         sketches = [self._reader.sketch(update) for update in sent]
         if not self._along:
             products = (self._gradients @ torch.stack(sketches, 1)).double()
@@ -139,7 +139,7 @@ class Scorer:
         above_rounding = self._squares > GRADIENT_ROUNDING**2 * self._squares.sum()
         squares = self._squares[above_rounding]
         inside = along[above_rounding].square() / squares
-        outside = (sum(float(u.double().square().sum()) for u in update) - inside.sum()).clamp(min=0)
+        outside = (sum(float(u.cpu().double().square().sum()) for u in update) - inside.sum()).clamp(min=0)
         weights = torch.tensor(WEIGHTS, dtype=squares.dtype) / squares.sum().clamp(min=TINY) * len(self._public)
         spread = 1 + weights[:, None] * squares  # (weights, k)
         energy = outside + (inside / spread).sum(1)
@@ -164,7 +164,7 @@ class Scorer:
 
 def _without_decay(update: Params, message: ScoredMessage) -> dict[str, Tensor]:
     """Return the negative update, which points along gradients, without the weights' direction where these decay."""
-    sent = {name: -update[name].detach().float() for name in message.before}
+    sent = {name: -update[name].detach().to(before).float() for name, before in message.before.items()}
     if not getattr(message.training.optimiser, "weight_decay", 0.0):
         return sent
     weights = {name: w.detach().float() for name, w in message.before.items()}

@@ -25,13 +25,11 @@ from fedglass.core.losses import is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.thresholds import NOISE_LEVEL, NOISE_SHARE
-from fedglass.core.types import BatchNorm
 from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.loss.targets import fits_targets
 from fedglass.fl.release import Protection
-from fedglass.models.network import Network
 
 PUBLIC = 500
 """Public gradients, at most: 100 of their principal directions are then known well."""
@@ -70,7 +68,7 @@ def total_std(claim: Claim, *, hidden: bool = True) -> float | None:
 
 def replayed(claim: Claim, order: int = 0, draw: int | None = None) -> dict[str, Tensor]:
     """Return the message of a replay by name, in double precision."""
-    return dict(zip(claim.before, (t.double().cpu() for t in message_of(claim, order, draw)), strict=True))
+    return dict(zip(claim.before, (t.cpu().double() for t in message_of(claim, order, draw)), strict=True))
 
 
 def residual_of(
@@ -132,10 +130,8 @@ def usable_pool(claim: Claim, pool: Examples | None) -> Examples | None:
     """Return the examples of a pool that the network has a class for; None where there are none."""
     if pool is None or not len(pool.labels):
         return None
-    network = Network(claim.model, claim.buffers, BatchNorm.FROZEN)
     with torch.no_grad():
-        inputs = claim.whitening.whiten(pool.images[:1])
-        outputs = network([claim.before[name] for name in network.names], inputs)
+        outputs = claim.network()(claim.weights, claim.inputs(pool.images[:1]))
     loss, classes = claim.clients[0].training.loss, outputs.shape[-1]
     if loss is not None or not is_class_labels(pool.labels):
         return pool if fits_targets(loss, pool.labels, tuple(outputs.shape[1:])) else None
@@ -150,16 +146,15 @@ def public_directions(claim: Claim, pool: Examples | None) -> Tensor | None:
     """
     if pool is None:
         return None
-    network = Network(claim.model, claim.buffers, BatchNorm.FROZEN)
-    weights = [claim.before[name].detach().requires_grad_() for name in network.names]
+    network, weights = claim.network(), [w.detach().requires_grad_() for w in claim.weights]
     count = min(PUBLIC, MOST_VALUES // sum(w.numel() for w in weights), len(pool.labels))
     rows = torch.randperm(len(pool.labels), generator=stream(0, "public directions"))[:count].tolist()
     training = claim.clients[0].training
     smoothing, loss = training.label_smoothing, training.loss
     gradients = []
     for i in rows:
-        inputs = claim.whitening.whiten(pool.images[i : i + 1])
-        step = Step(network, weights, inputs, pool.labels[i : i + 1], smoothing=smoothing, objective=loss)
+        inputs, labels = claim.inputs(pool.images[i : i + 1]), pool.labels[i : i + 1].to(claim.device)
+        step = Step(network, weights, inputs, labels, smoothing=smoothing, objective=loss)
         gradients.append(flat(MeanGradient().gradient(step)).float())
     return _finite_rows(gradients)
 

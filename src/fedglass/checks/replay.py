@@ -41,7 +41,6 @@ from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.dataset import CIFAR10, CIFAR100, FEMNIST
 from fedglass.fl.local import train
 from fedglass.fl.release import Outgoing
-from fedglass.models.network import Network
 
 ORDERS = 6
 """Orders of the batches that are run."""
@@ -176,13 +175,12 @@ def message_of(claim: Claim, order: int, draw: int | None = None) -> list[Tensor
     """Return what the claimed clients send together, with one order of the batches and one draw of the noise."""
     total = [torch.zeros(())] * len(claim.before)
     for i, (client, share) in enumerate(zip(claim.clients, claim.shares, strict=True)):
-        network = Network(claim.model, claim.buffers, client.training.batch_norm)
-        start = [claim.before[name] for name in network.names]
-        inputs = claim.whitening.whiten(client.images)
+        network, start = claim.network(client.training.batch_norm), claim.weights
+        inputs, labels = claim.inputs(client.images), client.labels.to(claim.device)
         noise, leaving = (stream(order if draw is None else draw, use, i) for use in ("noise", "release"))
         protection, batches = client.protection, client.batches(order, i)
-        after = train(network, start, inputs, client.labels, batches, client.training, protection.gradient, noise)
-        update = {name: a - b for name, a, b in zip(network.names, after, start, strict=True)}
+        after = train(network, start, inputs, labels, batches, client.training, protection.gradient, noise)
+        update = {name: (a - b).cpu() for name, a, b in zip(network.names, after, start, strict=True)}
         sent = protection.release.release(Outgoing(update, leaving, claim.round, claim.before))
         total = [t + sent[name].double() * share for t, name in zip(total, network.names, strict=True)]
     return total

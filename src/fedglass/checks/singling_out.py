@@ -266,11 +266,11 @@ def counterfactual_update(message: ScoredMessage, examples: Examples, seed: int 
     network = Network(message.model, message.buffers, training.batch_norm)
     start = [message.before[name] for name in network.names]
     batches = schedule(training, len(examples.labels), stream(seed, "counterfactual"))
-    inputs = message.whitening.whiten(examples.images.to(start[0].dtype))
-    after = train(network, start, inputs, examples.labels, batches, training)
+    inputs, labels = message.whitening.whiten(examples.images.to(start[0])), examples.labels.to(start[0].device)
+    after = train(network, start, inputs, labels, batches, training)
     noise = stream(seed, "counterfactual", "noise", len(examples.labels), int(examples.images.sum()))
     return {
-        name: a - b + message.noise_std * torch.randn(b.shape, generator=noise)
+        name: (a - b).cpu() + message.noise_std * torch.randn(b.shape, generator=noise)
         for name, a, b in zip(network.names, after, start, strict=True)
     }
 

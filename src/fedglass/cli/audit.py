@@ -1,4 +1,4 @@
-"""`fedglass audit` runs a plan or audits a recorded folder; `demo` audits embedded data; `report` writes the page."""
+"""`fedglass audit` runs a plan or audits a recorded folder; `demo` audits embedded data."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ import click
 
 from fedglass.cli.options import (
     COUNT,
-    DEVICES,
     PATH,
+    PROCESSES,
     ExecutorOptions,
     Output,
     announce,
     announce_named,
     code_option,
+    device_option,
     executor_options,
     importable,
     model_option,
     output_options,
     public_option,
 )
+from fedglass.cli.report import baseline_as_json, baseline_of, baseline_option, note_changed, say_baseline
 from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
+    from fedglass.verdict.baseline import Baseline
 
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
@@ -37,7 +40,7 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @click.argument("plan", type=PATH)
 @click.option("-o", "--output", "place", type=PATH, help="Output directory.  [default: audits/PLAN]")
 @executor_options
-@click.option("--device", type=DEVICES, default="auto", show_default=True, help="Where the attacks run.")
+@device_option()
 @click.option(
     "--resume/--no-resume",
     default=True,
@@ -53,10 +56,16 @@ EFFORTS = click.Choice(["quick", "standard", "thorough"])
 @click.option("--weights", type=PATH, help="Safetensors file with parameters that clients never send.")
 @public_option
 @click.option("--effort", type=EFFORTS, help="Time limit of the searches on a recorded folder.  [default: standard]")
-@click.option("--minutes", type=click.FloatRange(min=0), help="Time limit in minutes for all searches together.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    help="Time limit in minutes for all searches together. The same command without it continues.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the threat model and the estimated time, and run nothing.")
 @click.option(
     "--all", "everything", is_flag=True, help="Run all searches to their end, even after one has shown a leak."
 )
+@baseline_option
 @code_option
 @output_options
 @click.pass_context
@@ -73,7 +82,9 @@ def audit(
     public: str | None,
     effort: str | None,
     minutes: float | None,
+    dry_run: bool,
     everything: bool,
+    accepted: Path | None,
     folders: tuple[Path, ...],
     output: Output,
 ) -> None:
@@ -83,6 +94,9 @@ def audit(
 
     PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself. It
     stops them when one of them shows a leak, or when their time is over (--minutes, --all).
+
+    Searches of a plan run to their end, unless --minutes limits them. --dry-run estimates their time. Findings in a
+    --baseline do not count for the exit code (docs/ci.md).
 
     The output directory receives records.jsonl (one line per case), summary.json, the reconstructions and
     report.html. If the audit is stopped, even by a power cut, the same command continues it.
@@ -103,6 +117,7 @@ def audit(
     """
     from fedglass.verdict.directory import RECORDS
 
+    baseline = baseline_of(accepted)
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
     if not resume and (directory / RECORDS).exists():
         raise UsageError(f"{directory} already holds the records of an audit: leave out --no-resume to continue it.")
@@ -128,13 +143,22 @@ def audit(
         parsed, text = read_plan(plan)
         announce(parsed, output)
         job = compile_plan(parsed, plan.resolve().parent, text)
-        if effort is not None or minutes is not None or everything:
+        if effort is not None or everything:
             raise UsageError(
-                "--effort, --minutes and --all are options for a recorded folder: the attacks of a plan always run to "
-                "their end."
+                "--effort and --all are options for a recorded folder: the attacks of a plan run to their end, unless "
+                "--minutes limits them."
             )
-    result, kind = _perform(job, directory, execution, device, output)
-    output.answer(_as_json(result, kind))
+        job = replace(job, minutes=minutes)
+    if minutes == 0:
+        output.note(
+            "With --minutes 0 no search runs: only exact attacks, the candidate game and the check of messages."
+        )
+    if dry_run:
+        _show_dry_run(job, execution, output)
+        return
+    result, kind = _perform(job, directory, execution, device, output, baseline)
+    say_baseline(baseline, result.records, job.gate, output)
+    output.answer({**_as_json(result, kind), **baseline_as_json(baseline, result.records, job.gate)})
     ctx.exit(result.verdict.exit_code)
 
 
@@ -170,20 +194,49 @@ def _draft_of(
 
 
 def _perform(
-    job: Job, directory: Path, execution: ExecutorOptions, device: str, output: Output
+    job: Job,
+    directory: Path,
+    execution: ExecutorOptions,
+    device: str,
+    output: Output,
+    baseline: Baseline | None = None,
 ) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
+    from fedglass.audit.cost import estimated_seconds
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
     from fedglass.execution.machine import device_named
 
-    kind = device_named(device).type
+    note_changed(directory, output, "they do not count, and their cases run again")
+    kind = str(device_named(device))
     executor = execution.executor(shared=kind != "cpu")
-    with Screen("cases", outcome_in_words, output.quiet) as screen:
-        result = run_and_report(job, directory, workers=1, device=kind, progress=screen, executor=executor)
+    unknown = output.quiet or kind != "cpu" or execution.name != PROCESSES  # gradients are timed on this processor
+    seconds = None if unknown else estimated_seconds(job, execution.count())
+    with Screen("cases", outcome_in_words, output.quiet, seconds) as screen:
+        result = run_and_report(
+            job,
+            directory,
+            workers=1,
+            device=kind,
+            progress=screen,
+            executor=executor,
+            baseline=baseline or baseline_of(None),
+        )
     if output.in_words:
         say_result(result, kind)
     return result, kind
+
+
+def _show_dry_run(job: Job, execution: ExecutorOptions, output: Output) -> None:
+    """Print what would run and how long it takes."""
+    from fedglass.audit.audit import threat_model
+    from fedglass.audit.cost import describe_time, time_as_json
+    from fedglass.cli.plans import show_sections
+
+    sections = [*threat_model(job), ("Time", describe_time(job, execution.count()))]
+    if output.in_words:
+        show_sections(sections)
+    output.answer({"sections": [{"title": t, "lines": list(ls)} for t, ls in sections], "time": time_as_json(job)})
 
 
 def _as_json(result: AuditResult, device: str) -> dict[str, object]:
@@ -207,7 +260,7 @@ PEER = "peer"
 @click.command(short_help="Audit small embedded federations, in half a minute.")
 @click.option("-o", "--output", "place", type=PATH, default="demo", show_default=True)
 @click.option("--workers", type=COUNT, help="Worker processes.  [default: one per core]")
-@click.option("--device", type=DEVICES, default="cpu", show_default=True, help="Where the attacks run.")
+@device_option(default="cpu")
 @output_options
 def demo(place: Path, workers: int | None, device: str, output: Output) -> None:
     """Audit embedded pictures and characters.
@@ -243,46 +296,3 @@ def _audited(
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would exit with {result.verdict.exit_code} here.")
     return result, kind
-
-
-TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF"}
-
-
-@click.command(short_help="Write the report of an audit directory, also for CI systems.")
-@click.argument("directory", type=PATH)
-@click.option("-o", "--output", "page", type=PATH, help="File of the page.  [default: DIRECTORY/report.html]")
-@click.option("--junit", type=PATH, metavar="FILE", help="Also write JUnit XML.")
-@click.option("--sarif", type=PATH, metavar="FILE", help="Also write SARIF 2.1.0.")
-@output_options
-def report(directory: Path, page: Path | None, junit: Path | None, sarif: Path | None, output: Output) -> None:
-    """Write report.html from the records in DIRECTORY: one self-contained page that works offline.
-
-    An unfinished audit can be reported too; its page says that it is incomplete. JUnit XML has a test case for each
-    record: a leak is a failure, a failed case is an error, and an inconclusive case is skipped. SARIF has a rule for a
-    leak and one for each kind of doubt.
-
-    \b
-    Examples:
-      fedglass report out
-      fedglass report out -o /tmp/for-the-board.html
-      fedglass report out --junit out/junit.xml --sarif out/fedglass.sarif
-    """
-    from fedglass.cli.progress import audit_as_json
-    from fedglass.report.html import judged_by, records_of, write_report
-    from fedglass.report.pipelines import write_junit, write_sarif
-    from fedglass.verdict.judge import judge
-    from fedglass.verdict.summary import by_attack
-
-    written = {"report": write_report(directory, page)}
-    if junit is not None:
-        written["junit"] = write_junit(directory, junit)
-    if sarif is not None:
-        written["sarif"] = write_sarif(directory, sarif)
-    for name, path in written.items():
-        output.say(f"{TITLES[name]}: {path}")
-    if output.as_json:
-        records = records_of(directory)
-        gate, missing, _ = judged_by(directory, len(records))
-        planned = None if missing is None else len(records) + missing
-        answer = audit_as_json(judge(records, gate, missing), records, planned, gate, by_attack(records, gate))
-        output.answer({**answer, "paths": {name: str(path) for name, path in written.items()}})

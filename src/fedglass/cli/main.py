@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
+import os
 import sys
 from typing import Any
 
 import click
 
 from fedglass import __version__
-from fedglass.cli.audit import audit, demo, report
+from fedglass.cli.advise import advise
+from fedglass.cli.audit import audit, demo
+from fedglass.cli.epsilon import epsilon
 from fedglass.cli.options import plain
 from fedglass.cli.plans import check, init, list_known, schema
 from fedglass.cli.recordings import join, record_info
+from fedglass.cli.report import report
 from fedglass.cli.reproduce import campaign, reproduce, results_page
 from fedglass.cli.train import train, train_autoencoder, train_diffusion, train_gan
 from fedglass.core.errors import FedglassError, UsageError
@@ -30,7 +35,20 @@ class Commands(click.Group):
         both = " ".join(args[:2])
         if both in self.commands:
             return both, self.commands[both], args[2:]
+        if not ctx.resilient_parsing:
+            self._refuse_misspelt(args[0], both)
         return super().resolve_command(ctx, args)
+
+    def _refuse_misspelt(self, first: str, both: str) -> None:
+        """Refuse an unknown command, and one whose second word is nearly that of a command, not that of a file."""
+        if first not in self.commands:
+            near = difflib.get_close_matches(first, self.commands, n=1, cutoff=0.5)
+            hint = f"Did you mean `{near[0]}`?" if near else "`fedglass --help` lists all commands."
+            raise UsageError(f"There is no command `{first}`. {hint}")
+        longer = [name for name in self.commands if name.startswith(f"{first} ")]
+        near = difflib.get_close_matches(both, longer, n=1, cutoff=0.9)
+        if near and not os.path.exists(both.removeprefix(f"{first} ")):
+            raise UsageError(f"There is no command `{both}`. Did you mean `{near[0]}`?")
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -57,6 +75,11 @@ def cli() -> None:
       fedglass init plan.toml          write a commented plan
       fedglass check plan.toml         print the threat model
       fedglass audit plan.toml -o out  run it; out/report.html has the answer
+      fedglass advise plan.toml        find the defence and the strength that meet the gate
+
+    \b
+    Test a declared epsilon by canaries (docs/epsilon.md):
+      fedglass epsilon plan.toml
 
     \b
     Audit a recorded federation (docs/bundles.md):
@@ -77,7 +100,7 @@ def cli() -> None:
     """
 
 
-audits = (demo, init, check, audit, record_info, join, report, list_known, schema)
+audits = (demo, init, check, audit, advise, epsilon, record_info, join, report, list_known, schema)
 for command in (*audits, reproduce, campaign, results_page, train, train_diffusion, train_autoencoder, train_gan):
     cli.add_command(command)
 

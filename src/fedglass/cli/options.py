@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ def plain(text: str) -> str:
     'a b ?[31mred'
     """
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def width() -> int:
+    """Return the width of text on stdout: that of the terminal, within reason; 100 in a pipe."""
+    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
 
 
 SCHEMA_VERSION = 1
@@ -79,7 +85,6 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
 
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
-DEVICES = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 code_option = click.option(
     "--code",
@@ -94,6 +99,17 @@ model_option = click.option(
     "--model",
     help="Model of a recorded federation. Your own code, package.module:factory, runs only if it is given here.",
 )
+
+
+def device_option(default: str = "auto") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the option `--device`, which `execution.machine.device_named` reads."""
+    return click.option(
+        "--device",
+        metavar="NAME",
+        default=default,
+        show_default=True,
+        help="Where networks are computed: auto, cpu, cuda, cuda:N (one of several) or mps.",
+    )
 
 
 public_option = click.option(
@@ -138,6 +154,8 @@ def announce_named(model: str | None, public: str | None, output: Output) -> Non
 
 
 PROCESSES = "processes"
+CASES_PER_GPU = 4
+"""Cases that share a GPU by default. Most are too small to fill one, and each takes some hundred MB for its process."""
 KIND = "executors"
 
 
@@ -150,8 +168,8 @@ class ExecutorOptions:
     options: Sequence[str] = ()
 
     def count(self, shared: bool = False) -> int:
-        """Return how many cases run at a time on this machine: one if they share an accelerator."""
-        return self.workers or (1 if shared else cores())
+        """Return how many cases run at a time on this machine; `shared` means that they share one accelerator."""
+        return self.workers or (min(cores(), CASES_PER_GPU) if shared else cores())
 
     def warm_up(self, device: str) -> None:
         """Start the workers' imports in parallel with this process; call it before anything imports torch."""
@@ -173,7 +191,8 @@ class ExecutorOptions:
         elif self.workers is not None:
             texts = {**texts, "workers": str(self.workers)}
         if shared and takes(create, "gpus"):
-            texts = {"gpus": "1", **texts}
+            divisible = isinstance(parameters(create)["gpus"].default, float)
+            texts = {"gpus": str(1 / CASES_PER_GPU if divisible else 1), **texts}
         executor: Executor = make(KIND, self.name, **_typed(create, texts))
         return executor
 
@@ -184,7 +203,7 @@ def executor_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--workers",
         type=COUNT,
-        help="Number of cases that run at a time.  [default: one per core; ray: the whole cluster; slurm: 16]",
+        help="Number of cases that run at a time.  [default: one per core, 4 on a GPU; ray: all; slurm: 16]",
     )
     @click.option(
         "--executor",

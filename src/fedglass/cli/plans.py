@@ -22,8 +22,9 @@ from fedglass.cli.options import (
     output_options,
     plain,
     public_option,
+    width,
 )
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, unknown_name
 from fedglass.core.metric_scale import scale_of
 from fedglass.core.registry import KINDS, Entry, entries, listed_name
 
@@ -105,8 +106,9 @@ def _from_bundle(bundle: Path, plan: Path, model: str | None, public: str | None
 def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ...], output: Output) -> None:
     """Validate PLAN with its data and its model, and print who attacks what.
 
-    The command runs no attack and writes nothing. A plan that contains package.module:name runs that code. fedglass
-    prints the name before it imports the code, and looks for it only in installed packages and the folders of --code.
+    The command runs no attack and writes nothing. It estimates the time of the audit from a few timed gradients. A plan
+    that contains package.module:name runs that code. fedglass prints the name before it imports the code, and looks for
+    it only in installed packages and the folders of --code.
     With --no-code it imports none of this code, and lists what it could not check.
 
     \b
@@ -119,6 +121,8 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
         raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
     from fedglass.audit.audit import threat_model
+    from fedglass.audit.cost import describe_time
+    from fedglass.execution.fork_server import cores
     from fedglass.plan.compile import check_without_code, compile_plan
     from fedglass.plan.options import code_of
     from fedglass.plan.schema import read_plan
@@ -128,9 +132,14 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     unchecked = code if no_code else ()
     if not no_code:
         announce(parsed, output)
-    sections = check_without_code(parsed, folder) if unchecked else threat_model(compile_plan(parsed, folder, text))
+    if unchecked:
+        sections = check_without_code(parsed, folder)
+    else:
+        job = compile_plan(parsed, folder, text)
+        sections = [*threat_model(job), ("Time", describe_time(job, cores()))]
     if output.in_words:
-        _show_sections(sections, unchecked, plan)
+        show_sections(sections)
+        _show_soundness(unchecked, plan)
     output.answer(
         {
             "plan": str(plan),
@@ -143,20 +152,20 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     )
 
 
-def _show_sections(sections: Sequence[Section], unchecked: Sequence[Code], plan: Path) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
+def show_sections(sections: Sequence[Section]) -> None:
+    """Print sections of a threat model."""
     for title, lines in sections:
-        console.print(Text(plain(title), style="bold"))
+        click.secho(plain(title), bold=True)
         for line in lines:
-            console.print(Text(plain(f"  {line}")))
+            click.echo(click.wrap_text(plain(line), width(), "  ", "    "))
+
+
+def _show_soundness(unchecked: Sequence[Code], plan: Path) -> None:
     if not unchecked:
-        console.print(Text(plain(f"{plan} is sound."), style="green"))
+        click.secho(plain(f"{plan} is sound."), fg="green")
         return
     names = ", ".join(map(str, unchecked))
-    console.print(Text(plain(f"{plan} is sound, except for code that was not checked: {names}."), style="yellow"))
+    click.secho(plain(f"{plan} is sound, except for code that was not checked: {names}."), fg="yellow")
 
 
 @click.command(short_help="Print the JSON schema of a plan, for editors.")
@@ -244,46 +253,69 @@ UNREGISTERED: dict[str, Callable[[], list[Listed]]] = {
 }
 
 
-@click.command(name="list", short_help="List attacks, models, datasets and other names for a plan.")
-@click.argument("kind", type=click.Choice([*NAMED, *UNREGISTERED]), required=False)
-@output_options
-def list_known(kind: str | None, output: Output) -> None:
-    """List the names that a plan can use, with a summary and the source of each; without KIND, all of them.
+def _complete_kind(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the kinds that begin with this text, for the completion of the shell."""
+    return [kind for kind in (*NAMED, *UNREGISTERED) if kind.startswith(incomplete)]
 
-    `parts` are the building blocks of attacks, for your own recipes in Python. With -q only the names are printed.
+
+@click.command(name="list", short_help="List attacks, models, datasets and other names for a plan.")
+@click.argument("kind", metavar="[KIND]", required=False, shell_complete=_complete_kind)
+@click.option("--long", is_flag=True, help="Also print the options, the paper and the package of each.")
+@output_options
+def list_known(kind: str | None, long: bool, output: Output) -> None:
+    """List the names that a plan can use.
+
+    With KIND, each name has a line: attacks, defences, losses, labels, rules, behaviours, models, datasets,
+    initialisations, metrics, refinements, partitions, views, or parts (the building blocks of attacks, for your own
+    recipes in Python). Without KIND, only the names of all kinds are printed. With -q, each name is on its own line.
 
     \b
     Examples:
+      fedglass list
       fedglass list attacks
-      fedglass list models
+      fedglass list attacks --long
       fedglass list defences -q
     """
-    chosen = [kind] if kind else [*NAMED, *UNREGISTERED]
+    kinds = [*NAMED, *UNREGISTERED]
+    if kind is not None and kind not in kinds:
+        raise unknown_name("kind", kind, kinds)
+    chosen = [kind] if kind else kinds
     by_kind = {name: UNREGISTERED[name]() if name in UNREGISTERED else registered(name) for name in chosen}
     if output.as_json:
         output.answer(by_kind)
         return
-    for number, (name, listed) in enumerate(by_kind.items()):
-        if output.quiet:
-            for entry in listed:
-                click.echo(plain(entry["name"]))
-            continue
+    if output.quiet:
+        click.echo("\n".join(plain(entry["name"]) for listed in by_kind.values() for entry in listed))
+        return
+    show = _show_entries if long else _show_lines if kind else _show_names
+    for name, listed in by_kind.items():
         if not kind:
-            click.echo(("\n" if number else "") + name.upper())
-        _show_listed(listed)
+            click.secho(name.upper(), bold=True)
+        show(listed)
+    if not long:
+        output.note(f"More: fedglass list {kind} --long" if kind else "More: fedglass list KIND")
 
 
-def _show_listed(listed: Sequence[Listed]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
+def _show_names(listed: Sequence[Listed]) -> None:
+    """Print names as a paragraph."""
+    names = ", ".join(plain(entry["name"]) for entry in listed)
+    click.echo(click.wrap_text(names, width(), "  ", "  "))
 
-    # An entry of a few lines instead of a row: citations in a narrow column cannot be read.
-    console = Console(highlight=False, soft_wrap=False)
+
+def _show_lines(listed: Sequence[Listed]) -> None:
+    """Print names and summaries in two columns."""
+    column = max(len(entry["name"]) for entry in listed) + 2
+    for entry in listed:
+        name, summary = plain(entry["name"]), plain(entry["summary"])
+        click.echo(click.wrap_text(summary, width(), name.ljust(column), " " * column))
+
+
+def _show_entries(listed: Sequence[Listed]) -> None:
+    """Print each entry in a few lines: citations in a narrow column cannot be read."""
     for entry in listed:
         _, _, *facts = entry.items()
-        console.print(Text(plain(entry["name"]), style="bold"))
-        console.print(Padding(Text(plain(entry["summary"])), (0, 0, 0, 4)))
+        click.secho(plain(entry["name"]), bold=True)
+        click.echo(click.wrap_text(plain(entry["summary"]), width(), "    ", "    "))
         for heading, text in facts:
             line = f"{heading.replace('_', ' ')}: {plain(text)}"
-            console.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))
+            click.secho(click.wrap_text(line, width(), "    ", "    "), dim=True)

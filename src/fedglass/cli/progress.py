@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -12,17 +14,20 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
 
+from fedglass.advise.tried import TriedSetting
 from fedglass.audit.audit import AuditResult
 from fedglass.audit.cases import Case
+from fedglass.audit.cost import duration
 from fedglass.cli.options import plain
 from fedglass.core.metric_scale import scale_of
 from fedglass.verdict.collect_doubts import flag as flag_of
@@ -43,15 +48,25 @@ STYLES = {
 }
 
 
-class Bars:
-    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end."""
+FAIR_SHARE = 0.1
+"""Share of the work after which its pace says more about the rest than an estimate does."""
+SILENT_SECONDS = 30.0
 
-    def __init__(self, quiet: bool) -> None:
-        """With `quiet`, show nothing."""
+
+class Bars:
+    """Progress bars on stderr with spinner, text, elapsed and remaining time; they disappear at the end.
+
+    If stderr is not a terminal, a line in every half minute says how far the work is.
+    """
+
+    def __init__(self, quiet: bool, seconds: float | None = None) -> None:
+        """With `quiet`, show nothing; `seconds` is the estimated time of everything."""
+        self.seconds, self.begun = seconds, time.monotonic()
+        self.spoken = self.begun
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
         column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         text = TextColumn("{task.description}", markup=False, table_column=column)
-        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+        parts = (SpinnerColumn(), text, BarColumn(bar_width=24), TimeElapsedColumn(), _Remaining(self))
         self.bars = Progress(*parts, console=self.console, transient=True, expand=True, disable=quiet)
 
     def __enter__(self) -> Self:
@@ -65,16 +80,51 @@ class Bars:
         """Print a line that stays."""
         self.console.print(Text(plain(text), style=style), soft_wrap=True)
 
+    def share(self) -> float:
+        """Return the share of the work that is done."""
+        task = next(iter(self.bars.tasks), None)
+        return 0.0 if task is None or not task.total else task.completed / task.total
+
+    def remaining(self) -> float | None:
+        """Return the seconds that are left: by the pace so far, and by the estimate before there is one."""
+        passed, share = time.monotonic() - self.begun, self.share()
+        if share >= FAIR_SHARE or (share > 0 and self.seconds is None):
+            return passed * (1 - share) / share
+        return None if self.seconds is None else max(0.0, self.seconds - passed)
+
+    def speak(self) -> None:
+        """Print a line about the progress, if nobody sees the bars and the last line is half a minute old."""
+        now = time.monotonic()
+        if self.console.is_terminal or now - self.spoken < SILENT_SECONDS:
+            return
+        self.spoken, left = now, self.remaining()
+        rest = "" if left is None else f", about {duration(left)} left"
+        self.line(f"{self.share():.0%} done after {duration(now - self.begun)}{rest}.", "dim")
+
+
+class _Remaining(ProgressColumn):
+    """The remaining time of everything, next to the first bar."""
+
+    def __init__(self, bars: Bars) -> None:
+        super().__init__()
+        self.bars = bars
+
+    def render(self, task: Task) -> Text:
+        left = self.bars.remaining() if task.id == 0 else task.time_remaining
+        return Text("" if left is None else f"{duration(left)} left", style="progress.remaining")
+
 
 class Screen(Bars):
     """Progress bars on stderr: one for all cases and one for each that is running.
 
-    If stderr is not a terminal, as in a pipeline, every finished case leaves a line.
+    If stderr is not a terminal, as in a pipeline, every finished case leaves a line, and so does every half minute.
     """
 
-    def __init__(self, cases: str, in_words: Callable[[Record], str], quiet: bool = False) -> None:
+    def __init__(
+        self, cases: str, in_words: Callable[[Record], str], quiet: bool = False, seconds: float | None = None
+    ) -> None:
         """Show cases under the name `cases`; `in_words` describes a record in a phrase."""
-        super().__init__(quiet)
+        super().__init__(quiet, seconds)
         self.cases, self.in_words = cases, in_words
         self.all_cases: TaskID | None = None
         self.running: dict[str, TaskID] = {}
@@ -92,18 +142,69 @@ class Screen(Bars):
         if name not in self.training:
             self.training[name] = self.bars.add_task(plain(f"training {name}".rstrip()), total=total)
         self.bars.update(self.training[name], completed=done, visible=done < total)
+        self.speak()
 
     def started(self, case: Case[Any]) -> None:
         self.running[case.key] = self.bars.add_task(plain(case.title), total=None)
 
     def moved(self, case: Case[Any], done: int, total: int) -> None:
         self.bars.update(self.running[case.key], completed=done, total=total)
+        self.speak()
 
     def finished(self, case: Case[Any], record: Record) -> None:
         self.bars.remove_task(self.running.pop(case.key))
         if self.all_cases is not None:
             self.bars.advance(self.all_cases)
         self.line(f"{case.title}: {self.in_words(record)}", "red" if record.status == "failed" else "")
+        self.speak()
+
+    def decided(self, verdict: Verdict) -> None:
+        self.line(f"{verdict.title.upper()}: {verdict.lead} Further cases cannot clear this.", "bold red")
+
+    def share(self) -> float:
+        """Return the share of the cases that is done, with the parts of those that are running."""
+        task = None if self.all_cases is None else self.bars.tasks[self.bars.task_ids.index(self.all_cases)]
+        if task is None or not task.total:
+            return 0.0
+        running = [t for t in self.bars.tasks if t.id in self.running.values() and t.total]
+        return min(1.0, (task.completed + sum(t.completed / (t.total or 1) for t in running)) / task.total)
+
+
+class AdviceScreen(Screen):
+    """The same for the audits of an advice, below a bar for its settings; every finished setting leaves a line."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__("cases", outcome_in_words, quiet)
+        self.settings: TaskID | None = None
+
+    def setting_started(self, name: str, number: int, most: int) -> None:
+        text = plain(f"setting {number} of at most {most}: {name}")
+        if self.settings is None:
+            self.settings = self.bars.add_task(text, total=most, completed=number - 1)
+        self.bars.update(self.settings, description=text, total=most, completed=number - 1)
+
+    def setting_finished(self, setting: TriedSetting) -> None:
+        remaining = None if self.settings is None else self.bars.tasks[self.settings].time_remaining
+        left = "" if not remaining else f"; about {math.ceil(remaining / 60)} min left"
+        self.line(f"{setting.name}: {setting.state.upper()}, accuracy {setting.accuracy}{left}")
+        for task in self.training.values():
+            self.bars.remove_task(task)
+        self.training.clear()
+
+    def decided(self, verdict: Verdict) -> None:
+        """Say nothing: the line of the setting has its verdict."""
+
+    def planned(self, cases: int, done: int) -> None:
+        if self.all_cases is None:
+            self.all_cases = self.bars.add_task("")
+        self.bars.reset(self.all_cases, total=cases, completed=done, description=f"{cases} {self.cases}")
+
+    def finished(self, case: Case[Any], record: Record) -> None:
+        self.bars.remove_task(self.running.pop(case.key))
+        if self.all_cases is not None:
+            self.bars.advance(self.all_cases)
+        if record.status == "failed":
+            self.line(f"{case.title}: {self.in_words(record)}", "red")
 
 
 def outcome_in_words(record: Record) -> str:
@@ -152,7 +253,7 @@ def say_result(result: AuditResult, device: str) -> None:
     console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
     next_step = [f"Next step: {verdict.step}"] if verdict.step else []
     utility = utility_in_words(result.records)
-    for line in (verdict.sentence, verdict.interval, *verdict.limits, *next_step, *utility):
+    for line in (verdict.sentence, *verdict.by_value, verdict.interval, *verdict.limits, *next_step, *utility):
         console.print(Text(plain(line)), soft_wrap=True)
     gate = result.summary.judged_by()
     counts = Counter(flag.name for record in result.records for flag in flags_of(record, gate))
@@ -200,6 +301,7 @@ def audit_as_json(
         "sentence": verdict.sentence,
         "interval": interval,
         "next_step": verdict.step,
+        "by_value": list(verdict.by_value),
         "limits": list(verdict.limits),
         "cases": {"planned": planned, "run": len(records), "failed": failed},
         "doubts": [{"kind": kind, "severity": severity, "cases": n} for (kind, severity), n in counts.most_common()],

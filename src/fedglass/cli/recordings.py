@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fedglass.cli.options import PATH, Output, output_options
-from fedglass.core.text import some
+from fedglass.core.text import EPSILON_MEANING, some
 
 if TYPE_CHECKING:
     from fedglass.recordings.facts import FactSheet
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+NOTHING_TO_AUDIT = 3
+"""The exit code for a recording of which no message can be audited."""
 SHOWN_CLIENTS = 10
 """Names of clients in one line."""
 MOST_LETTERS = 300
@@ -56,10 +58,11 @@ def join(into: Path, bundles: tuple[Path, ...], output: Output) -> None:
 @click.command("record-info", short_help="Say what a recorded federation holds, and what is missing for which attack.")
 @click.argument("bundle", type=PATH)
 @output_options
-def record_info(bundle: Path, output: Output) -> None:
+@click.pass_context
+def record_info(ctx: click.Context, bundle: Path, output: Output) -> None:
     """Check every file of BUNDLE and say what it holds, what contradicts it, and what is missing for which attack.
 
-    No code is run, whatever the bundle names.
+    No code is run, whatever the bundle names. The exit code is 3 if nothing in it can be audited.
 
     \b
     Examples:
@@ -73,6 +76,8 @@ def record_info(bundle: Path, output: Output) -> None:
     for line in _lines(info):
         output.say(line)
     output.answer(info)
+    if info["problem"]:
+        ctx.exit(NOTHING_TO_AUDIT)
 
 
 def _lines(info: Mapping[str, Any]) -> Iterator[str]:
@@ -132,6 +137,10 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the bundle, the epsilons in it, and what an audit of it would do."""
     from fedglass.core.facts import Fact
 
+    fact_words = {fact: fact.words for fact in Fact}
+    if any("lr" in message["facts"] for round_ in info["rounds"] for message in round_["messages"]):
+        # The learning rate is known, but it is that of a training that cannot be simulated.
+        fact_words |= {Fact.TRAINING: "a training that can be simulated", Fact.LR: "the learning rate of plain SGD"}
     if info["findings"]:
         yield "Contradictions:"
         for finding in info["findings"]:
@@ -141,11 +150,20 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
         yield "Epsilon:"
         for words, clients in _group((epsilon["words"], epsilon["client"]) for epsilon in info["epsilons"]):
             yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {words}"
+        yield f"  {EPSILON_MEANING}"
     if info["adaptive_clipping"]:
         yield "Clipping is adaptive: its epsilon is not computed."
     if info["problem"]:
         yield info["problem"]
         return
+    scope = info["scope"]
+    yield (
+        f"fedglass simulates networks of {scope['inputs']} with the optimisers {', '.join(scope['optimisers'])} and "
+        f"the losses {', '.join(scope['losses'])}."
+    )
+    reasons = ((("; ".join(found["why"]), found["client"]), found["round"]) for found in info["not_simulated"])
+    for (why, client), indices in _group(reasons):
+        yield f"{client}, {_round_numbers(indices).lower()}: the training cannot be simulated, because {why}."
     if info["needed"]:
         yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info['needed'])}"
     messages = "each client's message" if info["view"] == "server" else "the aggregate alone"
@@ -155,7 +173,7 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
     yield f"Attacks that the facts allow: {', '.join(possible) or 'none'}"
     for attack in info["attacks"]:
         if not attack["possible"]:
-            yield f"  {attack['name']} lacks {', '.join(Fact(fact).words for fact in attack['missing'])}"
+            yield f"  {attack['name']} lacks {', '.join(fact_words[Fact(fact)] for fact in attack['missing'])}"
     yield PUBLIC
 
 

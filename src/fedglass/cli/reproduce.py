@@ -361,23 +361,27 @@ def campaign(
         execution.warm_up("auto")
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of_campaign, count_remaining, measures_in_words, say_campaign
-    from fedglass.reproduce.campaign import cheapest_first, entries, plan_campaign, run_campaign
+    from fedglass.reproduce.campaign import append_computed, cheapest_first, entries, plan_campaign, run_campaign
     from fedglass.reproduce.results import read_results
 
     stored = read_results(results)
     for problem in stored.problems:
         output.note(problem)
-    planned = plan_campaign(entries(only), stand_ins, data, seed, named(weights))
+    chosen = entries(only)
+    planned = plan_campaign(chosen, stand_ins, data, seed, named(weights))
     if dry_run:
         say_campaign(planned, stored, output)
         return
+    computed = append_computed(chosen, results)
     with Screen("runs", measures_in_words, output.quiet) as screen:
         written = run_campaign(
             cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
         )
     remaining = count_remaining(planned, read_results(results).places())
-    output.say(f"{written.written} results were added to {results}; {remaining} runs of the campaign are left.")
-    output.answer(answer_of_campaign(planned, written.written, written.failed, remaining))
+    output.say(
+        f"{written.written + computed} results were added to {results}; {remaining} runs of the campaign are left."
+    )
+    output.answer(answer_of_campaign(planned, written.written + computed, written.failed, remaining))
     if written.failed:
         raise AuditError(f"{written.failed} runs failed; {place} has their records, which say why.")
 

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedglass.audit.cost import duration
 from fedglass.audit.play import unfinished_cases
 from fedglass.cli.options import Output
 from fedglass.cli.reproduce import of_printed
 from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
-from fedglass.reproduce.cost import describe_cost, duration, experiment_seconds
+from fedglass.reproduce.cost import describe_cost, experiment_seconds
 from fedglass.reproduce.results import Place, Results
 from fedglass.reproduce.run import cases_without_network
 from fedglass.reproduce.tables import Figure, Table

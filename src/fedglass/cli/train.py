@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedglass.cli.options import COUNT, DEVICES, PATH, Output, code_option, importable, output_options
+from fedglass.cli.options import COUNT, PATH, Output, code_option, device_option, importable, output_options
 from fedglass.core.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def train_diffusion(
 @click.option("--mirror", is_flag=True, help="Mirror images at random.")
 @click.option("--every", type=int, default=20, show_default=True, help="Steps between tests.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--device", type=DEVICES, default="auto", show_default=True)
+@device_option()
 @click.option("-o", "--output", "place", type=PATH, default=Path("stages"), show_default=True)
 @code_option
 @output_options
@@ -251,7 +251,7 @@ def train(
     options = ClassifierOptions(**course, seed=seed)
     with importable(folders):
         begin = choose_start(plan, seed, data=data, model=model, init=init, size=size)
-        kind = device_named(device).type
+        kind = str(device_named(device))
         begin.model.to(kind)
         with TrainingScreen(digits=3, quiet=output.quiet) as screen:
             screen.line(f"{begin.title}, on {kind}")

@@ -8,9 +8,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST_MESSAGE = 2000
+"""Characters of a message: it may quote a file of others."""
+
 
 class FedglassError(Exception):
     """Anything that fedglass refuses to do, with a message meant for the user."""
+
+    def __str__(self) -> str:
+        text, half = super().__str__(), LONGEST_MESSAGE // 2
+        return text if len(text) <= LONGEST_MESSAGE else f"{text[: half - 2]} … {text[1 - half :]}"
 
 
 class UsageError(FedglassError):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
-from fedglass.core.text import cited, docstring, uncited
+from fedglass.core.text import cited, docstring, part_in_words, uncited
 from fedglass.core.user_code import check_allowed, imported, is_importable, refused
 
 if TYPE_CHECKING:
@@ -174,6 +174,16 @@ def find(kind: str, name: str) -> Entry:
         value = imported(KINDS[kind].noun, name, KINDS[kind].error)
         return _described(Entry(kind, name, value, "", origin=name))
     raise unknown_name(KINDS[kind].noun, name, names(kind))
+
+
+def summary_of(kind: str, part: object) -> str:
+    """Return a part as a phrase: its registered name, its options, and what it does.
+
+    >>> summary_of("rules", make("rules", "krum", byzantine=2))
+    'krum (byzantine 2): the one update that lies closest to its neighbours'
+    """
+    entry = next((entry for entry in _registered(kind) if entry.value is type(part)), None)
+    return part_in_words(part) if entry is None else f"{part_in_words(part, entry.name)}: {entry.summary}"
 
 
 def origin_of(kind: str, name: str) -> str:

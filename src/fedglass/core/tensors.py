@@ -189,12 +189,12 @@ NEAR = 1e-6
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Mean squared difference of every pair.  # (n, ...) and (m, ...) -> (n, m)
+    """Mean squared difference of every pair, on the CPU, in double precision.  # (n, ...) and (m, ...) -> (n, m)
 
     >>> squared_distances(torch.zeros(1, 4), torch.tensor([[1.0, 1, 1, 1], [0, 0, 0, 0]]))
     tensor([[1., 0.]], dtype=torch.float64)
     """
-    a, b = first.flatten(1).double(), second.flatten(1).double()
+    a, b = first.cpu().double().flatten(1), second.cpu().double().flatten(1)
     squares_a, squares_b = a.square().sum(1), b.square().sum(1)
     if _repeats(squares_a) or _repeats(squares_b):
         return torch.stack([_to_each(image, b) for image in a])

@@ -6,6 +6,7 @@ import enum
 import inspect
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 
 
 class Note(enum.StrEnum):
@@ -16,9 +17,16 @@ class Note(enum.StrEnum):
     """The message did not tell whether any label occurs twice, so that none was taken to."""
 
 
+TEST_ACCURACY = "test accuracy"
+"""Of the model at the end of a federation, with its defences."""
 AFTER_ROUND = "test accuracy after the audited round"
 """Of the model that the federation had then, where several rounds are audited."""
 
+
+EPSILON_MEANING = (
+    "Epsilon bounds what one record changes: the odds of any conclusion grow by a factor of e^epsilon at most, except "
+    "with probability delta."
+)
 
 # Lists in sentences.
 
@@ -31,6 +39,24 @@ def some(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+# Parts with their options.
+
+
+def part_in_words(part: object, name: str = "") -> str:
+    """Return the name of a part, by default that of its class, with the options that differ from the defaults.
+
+    >>> from fedglass.core.optimisers import SGD
+    >>> part_in_words(SGD(momentum=0.9, nesterov=True)), part_in_words(SGD(), "sgd")
+    ('SGD (momentum 0.9, nesterov)', 'sgd')
+    """
+    changed: dict[str, object] = {}
+    if is_dataclass(part):
+        changed = {f.name: value for f in fields(part) if (value := getattr(part, f.name)) != f.default}
+    numbers = {n: f"{value:g}" if isinstance(value, float) else value for n, value in changed.items()}
+    options = [n.replace("_", " ") + ("" if value is True else f" {value}") for n, value in numbers.items()]
+    return (name or type(part).__name__) + (f" ({', '.join(options)})" if options else "")
 
 
 # Citations in docstrings: brackets that hold a year.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +106,7 @@ class Training:
 
     def local_steps(self, examples: int) -> int:
         """T = E * ceil(N / B), or as many as `steps` says."""
-        return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
+        return self.epochs * -(-examples // (self.batch_size or examples)) if self.steps is None else self.steps
 
     def taken(self, examples: int) -> int:
         """Return how many of the examples are trained on: not all, where the steps end within the first epoch.
@@ -157,6 +159,21 @@ class Whitening:
         return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
+MOST_LOCAL_STEPS = 100_000
+"""Local steps of a client in a round that can be run again; recorded trainings of more count as unknown."""
+MOST_PIXELS = 2**28
+"""Of all images behind one message together: a gibibyte as floats."""
+
+
+@runtime_checkable
+class Filter(Protocol):
+    """A change of an update that leaves limits for every entry of the update before it, such as clipping entries."""
+
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        """Return the lowest and the highest entries that may have become ones between `low` and `high`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """The adversary's knowledge in addition to the message. `None` means unknown; every fact is printed."""
@@ -190,6 +207,8 @@ class Knowledge:
     got through the rule: `labels` are then those of all of them, client by client."""
     loss: Loss | None = None
     """The clients' loss, if it is not the mean cross entropy and their training is not known."""
+    filter: Filter | None = None
+    """The filter that the only client behind the message is declared to have applied to its update."""
 
     @property
     def objective(self) -> Loss | None:
@@ -249,6 +268,15 @@ class Own:
     """What the update weighs in the message: 0 where it did not get through, None where that is not known."""
 
 
+def copied_to(params: Params, device: torch.device) -> dict[str, Tensor]:
+    """Return copies of named tensors on a device, also where they are on it already."""
+    return {name: _copied(tensor, device) for name, tensor in params.items()}
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
+
+
 @dataclass(frozen=True, eq=False)
 class Observation:
     """The input of an attack."""
@@ -265,6 +293,28 @@ class Observation:
     """The running statistics that came with the message; empty where they were not seen."""
     also: tuple[Observation, ...] = ()
     """Messages of other rounds from the same examples, where several are looked at together."""
+
+    def copied_to(self, device: torch.device) -> Observation:
+        """Return a copy on a device, which shares neither a tensor nor the model with this one.
+
+        Tensors are copied even where they are on the device already. Fresh ones are aligned alike in every process, and
+        the last bits of a matrix product may depend on that.
+        """
+        facts = {f.name: _copied(getattr(self.knows, f.name), device) for f in fields(Knowledge)}
+        own = self.own
+        if own is not None:
+            images, labels = (_copied(tensor, device) for tensor in (own.images, own.labels))
+            own = Own(images, labels, copied_to(own.update, device), own.share)
+        return Observation(
+            copy.deepcopy(self.model).to(device),
+            copied_to(self.before, device),
+            copied_to(self.buffers, device),
+            copied_to(self.update, device),
+            Knowledge(**facts),
+            own,
+            copied_to(self.buffers_after, device),
+            tuple(other_round.copied_to(device) for other_round in self.also),
+        )
 
     @property
     def facts(self) -> frozenset[Fact]:

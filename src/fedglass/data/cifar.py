@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import pickletools
+import struct
 import tarfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ def _from_tar(path: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
                     if stem and member.isreg() and not member.issparse() and member.size <= _MOST:
                         content = archive.extractfile(member)
                         batches[stem] = content.read() if content else b""
-    except (tarfile.TarError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, zlib.error, ValueError, OverflowError, struct.error, RecursionError) as error:
         raise DataError(f"{path}: the archive is truncated or corrupt ({error}): fetch it again.") from None
     return batches
 
@@ -145,6 +147,10 @@ def _pickled(raw: bytes, path: Path, classes: int) -> tuple[Array, Array]:
 # where a pickle says "call this" it only writes down what was named. Nothing is imported or called, and no
 # memory is reserved by an announced size; an array of bytes is recognised by the names that numpy gives it, and
 # every other name is refused.
+#
+# Python hashes and compares nested values by recursion: the hash of a deep tuple as a key overruns the stack, and that
+# of a tuple that holds the same tuple twice, sixty times over, never ends. So keys are text or whole numbers, nesting
+# is bounded, and nothing is copied that a few bytes can name again.
 
 
 _ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
@@ -155,6 +161,10 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IDLE = ("PROTO", "FRAME")
 _MARK = object()
+_KEYS = (str, bytes, int)
+_MOST_STEPS = 1 << 19  # opcodes; CIFAR-100's python training batch has about 200,000
+_MOST_LEVELS = 16
+_MOST_SIDES = 8  # of an array
 
 
 @dataclass(eq=False)
@@ -175,13 +185,36 @@ def plain_values(raw: bytes, path: Path) -> object:
     """
     machine = _Machine(path)
     try:
-        for opcode, argument, _ in pickletools.genops(raw):
+        for opcode, argument, _ in islice(pickletools.genops(raw), _MOST_STEPS):
             machine.step(opcode.name, argument)
-        return machine.stack.pop()
+        if not machine.ended:
+            raise ValueError(f"it has more than {_MOST_STEPS} steps")
+        value = machine.stack.pop()
+        _check_levels(value)
+        return value
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: not a readable pickle of plain values ({error}): it is truncated or corrupt."
         ) from None
+
+
+def _check_levels(value: object) -> None:
+    """Refuse deep nesting; each container is looked into once, however often it is named."""
+    level, seen = [value], set[int]()
+    for _ in range(_MOST_LEVELS):
+        containers = {id(entry): entry for entry in level if isinstance(entry, (dict, list, tuple, _Named))}
+        level = [inner for key, entry in containers.items() if key not in seen for inner in _entries(entry)]
+        seen |= containers.keys()
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
+
+
+def _entries(container: Any) -> Iterable[Any]:
+    """Return what is directly inside a container."""
+    if isinstance(container, _Named):
+        return (container.arguments, container.state)
+    return container.values() if isinstance(container, dict) else container
 
 
 def byte_array(value: object, path: Path) -> Array:
@@ -190,8 +223,8 @@ def byte_array(value: object, path: Path) -> Array:
         match value.state:
             case (_, tuple() as shape, _Named(name="numpy dtype", arguments=("u1", *_)), False | 0, raw):
                 data = raw.encode("latin-1") if isinstance(raw, str) else raw
-                sound = isinstance(data, bytes) and all(type(side) is int and side >= 0 for side in shape)
-                if sound and math.prod(shape) == len(data):
+                sound = isinstance(data, bytes) and len(shape) <= _MOST_SIDES
+                if sound and all(type(side) is int and side >= 0 for side in shape) and math.prod(shape) == len(data):
                     return np.frombuffer(data, np.uint8).reshape(shape)
     raise DataError(f"{path}: expected an array of unsigned bytes, found something else: fetch the file again.")
 
@@ -203,6 +236,7 @@ class _Machine:
         self.path = path
         self.stack: list[Any] = []
         self.memory: dict[int, Any] = {}
+        self.ended = False
 
     def step(self, opcode: str, argument: Any) -> None:
         stack = self.stack
@@ -219,7 +253,7 @@ class _Machine:
         stack = self.stack
         match opcode:
             case "STOP":
-                return
+                self.ended = True
             case "MARK":
                 stack.append(_MARK)
             case "EMPTY_DICT":
@@ -233,6 +267,8 @@ class _Machine:
                 self._top(list).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = self._take(2) if opcode == "SETITEM" else self._since_mark()
+                if not all(type(key) in _KEYS for key in items[::2]):
+                    raise TypeError("expected text or whole numbers as keys")
                 self._top(dict).update(zip(items[::2], items[1::2], strict=True))
             case "BINPUT" | "LONG_BINPUT":
                 self.memory[argument] = stack[-1]
@@ -253,7 +289,9 @@ class _Machine:
                 self.stack.append(self._named(f"{module} {name}"))
             case "REDUCE":
                 called, arguments = self._take(2)
-                self.stack.append(_Named(called.name, tuple(arguments)))
+                if not isinstance(arguments, tuple):
+                    raise TypeError("expected a tuple of arguments")
+                self.stack.append(_Named(called.name, arguments))
             case "BUILD":
                 (state,) = self._take(1)
                 self._top(_Named).state = state

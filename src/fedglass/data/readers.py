@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 import struct
@@ -13,7 +12,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.core.files import follow_links, open_file
+from fedglass.core.parsing import parse_json
 from fedglass.core.registry import register
 from fedglass.data.builtin import CHARACTERS
 from fedglass.data.dataset import FEMNIST, Dataset, check_images, measured
@@ -279,14 +278,10 @@ def _files(path: Path, split: str) -> list[Path]:
 
 def _pages(path: Path) -> list[tuple[str, Array, Tensor]]:
     """Each user of one file with pixels (n, d) and labels (n,)."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise DataError(f"{path}: holds {constant}; expected pixels in [0, 1]. Clean the file.")
-
     try:
-        table = json.loads(contents(path, _MOST), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable as json ({error}): it is truncated or corrupt.") from None
+        table = parse_json(contents(path, _MOST))
+    except ValueError as error:
+        raise DataError(f"{path}: not readable as json ({error}): it is truncated, corrupt or too large.") from None
     data = table.get("user_data") if isinstance(table, dict) else None
     if not isinstance(data, dict) or not data:
         raise DataError(f"{path}: expected LEAF's 'user_data' with an entry per user, found none.")
@@ -296,7 +291,9 @@ def _pages(path: Path) -> list[tuple[str, Array, Tensor]]:
 def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
     x, y = (entry.get("x"), entry.get("y")) if isinstance(entry, dict) else (None, None)
     try:
-        pixels, labels = np.array(x, dtype=np.float64), np.array(y)
+        # Texts would become an array as wide as the longest.
+        are_numbers = isinstance(y, list) and {type(v) for label in y for v in _listed(label)} <= {int, float}
+        pixels, labels = np.array(x, dtype=np.float64), np.array(y if are_numbers else [])
     except (ValueError, TypeError, OverflowError):
         pixels, labels = np.zeros(0), np.zeros(0)
     if pixels.ndim != 2 or pixels.size == 0 or len(pixels) != len(np.atleast_1d(labels)):
@@ -304,6 +301,10 @@ def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
             f"{path}: user {user!r} must have 'x' as equally long rows of pixels and 'y' with a label for each row."
         )
     return user, pixels, label_tensor(path, labels, f"labels of user {user!r}")
+
+
+def _listed(label: object) -> Sequence[object]:
+    return label if isinstance(label, list) else (label,)
 
 
 def _images(path: Path, pages: list[Array]) -> Tensor:

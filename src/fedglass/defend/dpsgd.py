@@ -7,15 +7,17 @@ gradients of the examples one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError
+from fedglass.core.identity import LATER
 from fedglass.core.registry import register
 from fedglass.defend.noise import ABADI, normal
 from fedglass.defend.per_example import (
@@ -25,34 +27,58 @@ from fedglass.defend.per_example import (
     example_gradients,
     noise_source,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import Step
 
 
 @register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=ABADI)
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DPSGD:
     """(sum_i g_i / max(1, ||g_i|| / C) + n) / B, n ~ N(0, (z C)^2 I) [Abadi et al., 2016, Algorithm 1].
 
     C is `clip`, z is `noise_multiplier`, B the size of the batch. Batches here are slices of a shuffled epoch, where
-    the paper and the accountants draw each example independently; a short last batch is divided by its own size,
-    where Opacus divides by the expected one. With `noise_multiplier=0` and a large clip it is plain SGD.
+    the paper and the accountants draw each example independently. With `noise_multiplier=0` and a large clip it is
+    plain SGD.
     """
 
     clip: float
     noise_multiplier: float
+    expected_batch_size: float | None = field(default=None, kw_only=True, metadata=LATER)
+    """What every sum is divided by, in place of the size of its own batch: Opacus does so."""
+    strength: ClassVar = Strength("noise_multiplier", 0.1, 100.0)
 
     def __post_init__(self) -> None:
         check_positive(self, "clip")
         check_at_least_zero(self, "noise_multiplier")
+        if self.expected_batch_size is not None:
+            check_positive(self, "expected_batch_size")
+
+    def __repr__(self) -> str:
+        """Return the part as records name it; the expected size is printed only where it is set."""
+        printed = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in printed if value is not None)})"
+        )
 
     def gradient(self, step: Step) -> Sequence[Tensor]:
-        generator, std, size = noise_source(step), self.noise_multiplier * self.clip, len(step.inputs)
-        return [(t + std * normal(t, generator)) / size for t in self.clipped_sum(step)]
+        return self.noisy_mean(step, self.divisor(len(step.inputs)))
+
+    def noisy_mean(self, step: Step, divisor: float) -> list[Tensor]:
+        """Return the noisy sum over the step's examples, divided."""
+        generator, std = noise_source(step), self.noise_multiplier * self.clip
+        return [(t + std * normal(t, generator)) / divisor for t in self.clipped_sum(step)]
+
+    def divisor(self, size: int) -> float:
+        """Return what the sum over a batch of this size is divided by."""
+        return size if self.expected_batch_size is None else self.expected_batch_size
 
     def clipped_sum(self, step: Step) -> list[Tensor]:
         """Return sum_i g_i / max(1, ||g_i|| / C), in the order of the step's weights."""
-        total = [torch.zeros_like(w) for w in step.weights]
-        for chunk in example_gradients(step):
+        return self._clipped(example_gradients(step), [torch.zeros_like(w) for w in step.weights])
+
+    def _clipped(self, chunks: Iterable[Sequence[Tensor]], total: list[Tensor]) -> list[Tensor]:
+        """Return the total with the gradients of these chunks added, each clipped."""
+        for chunk in chunks:
             scale = (self.clip / _norms(chunk)).clamp(max=1.0)  # (chunk,)
             total = [t + torch.tensordot(scale, g, dims=1) for t, g in zip(total, chunk, strict=True)]
         return total
@@ -66,13 +92,13 @@ def _norms(chunk: Sequence[Tensor]) -> Tensor:
 
 
 @register("defences", "dpsgd_poisson", summary="dpsgd whose every local step draws a Poisson sample", paper=ABADI)
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PoissonDPSGD(DPSGD):
     """(sum_{i in S} g_i / max(1, ||g_i|| / C) + n) / (q B), n ~ N(0, (z C)^2 I) [Abadi et al., 2016, Algorithm 1].
 
     Each example of the batch is in S by itself with probability q, `sample_rate`, and B is the size of the batch, so
-    that the sum is divided by the expected size of S, as Opacus does. Privacy gains by sampling only where the batch
-    is all that the client has: leave training.batch_size out, and count with training.steps.
+    that the sum is divided by the expected size of S. Privacy gains by sampling only where the batch is all that the
+    client has: leave training.batch_size out, and count with training.steps.
     """
 
     sample_rate: float
@@ -87,12 +113,16 @@ class PoissonDPSGD(DPSGD):
         chosen = (torch.rand(count, generator=generator, device=generator.device) < self.sample_rate).to(
             step.inputs.device
         )
-        expected, size = self.sample_rate * count, int(chosen.sum())
-        if not size:
+        expected = self.divisor(count)
+        canaries = None if step.canaries is None else step.canaries.sampled(self.sample_rate, generator)
+        if canaries is None and not bool(chosen.any()):
             std = self.noise_multiplier * self.clip / expected
             return [std * normal(w.detach(), generator) for w in step.weights]
-        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen])
-        return [g * (size / expected) for g in super().gradient(sampled)]
+        sampled = replace(step, inputs=step.inputs[chosen], targets=step.targets[chosen], canaries=canaries)
+        return self.noisy_mean(sampled, expected)
+
+    def divisor(self, size: int) -> float:
+        return self.sample_rate * size if self.expected_batch_size is None else self.expected_batch_size
 
 
 PARAMETER_FREE = nn.Flatten | nn.ReLU | nn.Tanh | nn.Sigmoid | nn.MaxPool2d | nn.AvgPool2d | nn.Identity
@@ -103,7 +133,7 @@ LayerPass = tuple[nn.Linear | nn.Conv2d, Tensor, Tensor]
 """A layer with weights, its input, and the gradient of the summed losses with respect to its output."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GhostDPSGD(DPSGD):
     """`defend.dpsgd.DPSGD` up to rounding, with the same noise, in one backward pass over the whole batch.
 
@@ -138,7 +168,8 @@ class GhostDPSGD(DPSGD):
                 total[f"{name}.weight"] = (scale[:, None] * gradient).T @ inputs
             if layer.bias is not None:
                 total[f"{name}.bias"] = scale @ _bias_gradients(layer, gradient)
-        return [total[name].detach() for name in step.network.names]
+        canaries = () if step.canaries is None else step.canaries.gradients(step)
+        return self._clipped(canaries, [total[name].detach() for name in step.network.names])
 
 
 def _bias_gradients(layer: nn.Module, gradient: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from fedglass.defend.per_example import (
     check_positive,
     check_share,
 )
-from fedglass.fl.release import Outgoing
+from fedglass.defend.strength import Strength
+from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 
 SHOKRI = (
     "Shokri, Shmatikov: Privacy-Preserving Deep Learning, CCS 2015, https://doi.org/10.1145/2810103.2813687; NVFlare's "
@@ -43,6 +44,8 @@ MCMAHAN = (
     "McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models, ICLR 2018, "
     "https://arxiv.org/abs/1710.06963; Flower's fixedclipping_mod"
 )
+CUT_OFF = 0.999
+"""Share of gamma from which an entry counts as cut off: sent in half precision, it may be off by 0.0005."""
 MOST_PASSES = 1000
 """Passes of the sparse vector technique, beyond which its threshold is out of reach; NVFlare would go on for ever."""
 
@@ -66,6 +69,7 @@ class PercentilePrivacy:
     percentile: float = 10
     gamma: float = 0.01
     steps: float = 1
+    strength: ClassVar = Strength("percentile", 10.0, 99.9, origin=100)
 
     def __post_init__(self) -> None:
         check_percentage(self, "percentile")
@@ -80,6 +84,15 @@ class PercentilePrivacy:
 
     def _filtered(self, tensor: Tensor, cutoff: float) -> Tensor:
         return tensor.masked_fill(tensor.abs() < cutoff, 0.0).clamp(-self.gamma, self.gamma)
+
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        cut_off = CUT_OFF * self.gamma * self.steps
+        wide_low = {n: t if t.dim() == 0 else t.masked_fill(t <= -cut_off, -math.inf) for n, t in low.items()}
+        wide_high = {n: t if t.dim() == 0 else t.masked_fill(t >= cut_off, math.inf) for n, t in high.items()}
+        filtered = [name for name, tensor in low.items() if tensor.dim() > 0]
+        pair = {n: wide_low[n] for n in filtered}, {n: wide_high[n] for n in filtered}
+        first, last = limits_of_zeros(*pair, smallest_kept(*pair))
+        return {**low, **first}, {**high, **last}
 
     def most_zeros(self, entries: int) -> int:
         """Return the most zeros that the filter leaves in so many entries if its cutoff is above 0."""
@@ -106,6 +119,7 @@ class SVTPrivacy:
     epsilon_query: float | None = None
     epsilon_release: float | None = None
     steps: float = 1
+    strength: ClassVar = Strength("fraction", 1.0, 0.001)
 
     def __post_init__(self) -> None:
         check_closed_share(self, "fraction")
@@ -147,7 +161,7 @@ class SVTPrivacy:
     def release(self, leaving: Outgoing) -> Update:
         names = sorted(leaving.update)
         tensors = [leaving.update[name] for name in names]
-        scaled = torch.cat([tensor.detach().double().cpu().flatten() for tensor in tensors]) / self.steps
+        scaled = torch.cat([tensor.detach().cpu().double().flatten() for tensor in tensors]) / self.steps
         clipped, sent = scaled.clamp(-self.gamma, self.gamma), torch.zeros_like(scaled)
         uploads, generator = self.uploads(len(scaled)), leaving.generator
         if uploads:
@@ -192,6 +206,7 @@ class FlowerFixedClipping:
 
     clipping_norm: float
     adaptive: bool = False
+    strength: ClassVar = Strength("clipping_norm", 10.0, 0.001)
 
     def __post_init__(self) -> None:
         check_positive(self, "clipping_norm")
@@ -227,6 +242,7 @@ class FlowerLocalDP:
     sensitivity: float
     epsilon: float
     delta: float
+    strength: ClassVar = Strength("epsilon", 10_000.0, 0.1)
 
     def __post_init__(self) -> None:
         check_positive(self, "clipping_norm")

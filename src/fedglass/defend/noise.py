@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedglass.core.registry import register
 from fedglass.core.tensors import Update
 from fedglass.core.text import DLFA
 from fedglass.defend.per_example import AdditiveNoise, check_at_least_zero, check_positive, register_gradient_forms
+from fedglass.defend.strength import Strength
 from fedglass.fl.release import Outgoing
 
 ABADI = (
@@ -50,6 +52,7 @@ class Clip:
     """
 
     norm: float
+    strength: ClassVar = Strength("norm", 10.0, 0.001)
 
     def __post_init__(self) -> None:
         check_positive(self, "norm")
@@ -81,6 +84,7 @@ class GaussianNoise(AdditiveNoise):
     """
 
     std: float
+    strength: ClassVar = Strength("std", 1e-5, 1.0)
 
     def __post_init__(self) -> None:
         check_at_least_zero(self, "std")
@@ -108,6 +112,7 @@ class LaplacianNoise(AdditiveNoise):
     """
 
     scale: float
+    strength: ClassVar = Strength("scale", 1e-5, 1.0)
 
     def __post_init__(self) -> None:
         check_at_least_zero(self, "scale")

@@ -96,7 +96,8 @@ def _inside(protection: Protection, training: Training, examples: int) -> NoiseM
             return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False, samples=samples)
         if steps > 1 or not linear:
             return NoiseModel("gaussian", 0.0, plain, bound, testable=False, additive=False)
-        return NoiseModel("gaussian", training.lr * gradient.noise_multiplier * gradient.clip / size, plain, bound)
+        std = training.lr * gradient.noise_multiplier * gradient.clip / gradient.divisor(size)
+        return NoiseModel("gaussian", std, plain, bound)
     if type(gradient) is PerExample and type(gradient.defence) is GaussianNoise:
         if steps > 1 or not linear:
             return NoBound(repr(gradient), "steps")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedglass.core.registry import register
 from fedglass.defend.noise import normal
 from fedglass.defend.per_example import check_at_least_zero, check_closed_share, check_share, noise_source
 from fedglass.defend.pruning import count_of, lowest, pruned
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import MeanGradient, Step
 
 PAPER = (
@@ -64,6 +66,7 @@ class Outpost:
     perturbed: float = 0.4
     decay: float = 0.125
     fisher: SquaredGradient | OutputMean = field(default_factory=SquaredGradient)
+    strength: ClassVar = Strength("noise", 0.01, 100.0)
 
     def __post_init__(self) -> None:
         check_at_least_zero(self, "noise")
@@ -106,3 +109,6 @@ def risk(weights: Tensor) -> Tensor:
 def outpost_released(noise: float = 0.8, pruned: float = 0.8, perturbed: float = 0.4, decay: float = 0.125) -> Outpost:
     """Return OUTPOST with the Fisher information as plato computes it."""
     return Outpost(noise, pruned, perturbed, decay, OutputMean())
+
+
+outpost_released.__dict__["strength"] = Outpost.strength

@@ -80,7 +80,8 @@ def _check_number(owner: object, name: str, holds: Callable[[float], bool], expe
 def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
     """Yield the gradient of each example's own loss, a chunk of examples at a time.  # (chunk, *shape) each
 
-    `only` selects parameters by position; without it the loss is differentiated by all of them.
+    `only` selects parameters by position; without it the loss is differentiated by all of them, and the gradients of
+    canaries follow those of the examples.
     """
     refuse_batch_statistics(step)
     chosen = list(range(len(step.weights))) if only is None else list(only)
@@ -90,6 +91,8 @@ def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator
         for first in range(0, len(step.inputs), size):
             rows = slice(first, first + size)
             yield _chunk(step, chosen, step.inputs[rows], step.targets[rows])
+    if step.canaries is not None and only is None:
+        yield from step.canaries.gradients(step)
 
 
 def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -197,6 +200,7 @@ def register_gradient_forms(name: str, summary: str) -> Callable[[type[T]], type
         repeated = "the same with random numbers that repeat in every epoch, as released"
         for form, text in ((per_example, summary), (released, repeated)):
             form.__dict__["__signature__"] = options  # plans and `fedglass list` read the options from it
+            form.__dict__["strength"] = getattr(release, "strength", None)
             register("defences", f"{name}_{form.__name__}", summary=text, paper=DLFA)(form)
         return release
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,8 +34,9 @@ from fedglass.defend.per_example import (
     refuse_batch_statistics,
     register_gradient_forms,
 )
+from fedglass.defend.strength import Strength
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.fl.release import Outgoing
+from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 
 SOTERIA = (
     "Sun, Li, Wang, Yang, Li, Chen: Soteria: Provable Defense against Privacy Leakage in Federated Learning from "
@@ -74,6 +76,7 @@ class _Pruning(ABC):
     """Base of the defences with an exact share of entries to prune."""
 
     share: float
+    strength: ClassVar = Strength("share", 0.5, 0.999, origin=1)
 
     def __post_init__(self) -> None:
         check_share(self, "share")
@@ -96,6 +99,9 @@ class MagnitudePruning(_Pruning):
     def release(self, leaving: Outgoing) -> Update:
         return unflatten(pruned(flatten(leaving.update), self.share), leaving.update)
 
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        return limits_of_zeros(low, high, smallest_kept(low, high))
+
 
 @register("defences", "layer_magnitude_pruning", summary="each layer's smallest entries set to zero", paper=DLG)
 @dataclass(frozen=True)
@@ -114,6 +120,11 @@ class LayerMagnitudePruning(_Pruning):
     def release(self, leaving: Outgoing) -> Update:
         return {name: pruned(t.reshape(-1), self.share).view_as(t) for name, t in leaving.update.items()}
 
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        pairs = [({name: low[name]}, {name: high[name]}) for name in low]
+        widened = [limits_of_zeros(*pair, smallest_kept(*pair)) for pair in pairs]
+        return {n: t for lows, _ in widened for n, t in lows.items()}, {n: t for _, h in widened for n, t in h.items()}
+
 
 def pruned(values: Tensor, share: float) -> Tensor:
     """Return the vector with the share of smallest magnitude set to zero.  # (d,) -> (d,)"""
@@ -130,6 +141,9 @@ class RandomPruning(_Pruning):
     def release(self, leaving: Outgoing) -> Update:
         return unflatten(_randomly_pruned(flatten(leaving.update), self.share, leaving.generator), leaving.update)
 
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        return limits_of_zeros(low, high)
+
 
 @register("defences", "layer_random_pruning", summary="an exact share of each layer set to zero at random", paper=DLFA)
 @dataclass(frozen=True)
@@ -142,6 +156,9 @@ class LayerRandomPruning(_Pruning):
             for name, tensor in leaving.update.items()
         }
 
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        return limits_of_zeros(low, high)
+
 
 @register_gradient_forms("random_drop", "random entries of each example's gradient set to zero in every local step")
 @register("defences", "random_drop", summary="each entry of the update set to zero with a probability", paper=DLFA)
@@ -153,6 +170,7 @@ class RandomDrop:
     """
 
     probability: float
+    strength: ClassVar = Strength("probability", 0.5, 0.999, origin=1)
 
     def __post_init__(self) -> None:
         check_share(self, "probability")
@@ -160,6 +178,9 @@ class RandomDrop:
     def release(self, leaving: Outgoing) -> Update:
         noise, dropped = leaving.generator, self.probability
         return {name: t.masked_fill(uniform(t, noise) < dropped, 0.0) for name, t in leaving.update.items()}
+
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        return limits_of_zeros(low, high)
 
 
 def _randomly_pruned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
+from fedglass.core.parsing import parse_json
 from fedglass.core.registry import built_in
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
@@ -226,8 +227,8 @@ def _scheduler(folder: Path, where: Path) -> Path:
 def read_table(path: Path) -> dict[str, Any]:
     """Read the options in a JSON file, which may come from others."""
     try:
-        table = json.loads(read_file(follow_links(path), MOST_TEXT).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        table = parse_json(read_file(follow_links(path), MOST_TEXT))
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}): it is damaged or of another format.") from error
     if not isinstance(table, dict):
         raise ModelError(f"{path} must hold a table of options, got {type(table).__name__}.")

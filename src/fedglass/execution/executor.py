@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedglass.attack.parts import Progress
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.execution.machine import one_thread
-from fedglass.federation.client import Client, TrainClients, TrainRequest, train_sequentially
+from fedglass.execution.machine import repeatable_arithmetic
+from fedglass.federation.client import CPU, Client, TrainClients, TrainRequest, train_sequentially
 from fedglass.federation.transcript import Message
 
 FAILURES = (FedglassError, RuntimeError, MemoryError)
@@ -142,7 +142,7 @@ class InProcess:
         """Yield each job with its result, in the given order."""
         for job in jobs:
             callbacks.started(job)
-            with one_thread():
+            with repeatable_arithmetic():
                 result = work(job, throttled(partial(callbacks.moved, job)))
             yield job, result
 
@@ -210,9 +210,13 @@ ClientGroup = tuple[Sequence[Client], TrainRequest]
 NO_CALLBACKS: Callbacks[ClientGroup] = Callbacks(lambda group: None, lambda group, done, total: None)
 
 
-def client_trainer(executor: Executor) -> TrainClients:
-    """Return a function that trains clients: in the workers of a pool, else here (a queue is longer than a round)."""
-    return partial(train_in_workers, executor) if isinstance(executor, PooledExecutor) else train_sequentially
+def client_trainer(executor: Executor, device: torch.device = CPU) -> TrainClients:
+    """Return a function that trains clients on a device.
+
+    It does so in the workers of a pool, and in this process without one: a queue is longer than a round.
+    """
+    trainer = partial(train_in_workers, executor) if isinstance(executor, PooledExecutor) else train_sequentially
+    return lambda clients, request: trainer(clients, replace(request, device=device))
 
 
 def train_in_workers(executor: PooledExecutor, clients: Sequence[Client], call: TrainRequest) -> list[Message]:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker, spawn
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from fedglass.core.errors import UsageError
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
 
 PRELOADED = ("fedglass.recipes", "fedglass.models.catalogue")
 """Modules that every kind of job needs."""
@@ -58,6 +60,18 @@ def refuse_while_loading() -> None:
             "The script starts workers whenever it is loaded, and every worker loads it: keep what it does under "
             '`if __name__ == "__main__":`, or set workers to 1.'
         ) from error
+
+
+def end_with_parent() -> None:
+    """End this worker as soon as the process that started it ends, however that ends and whatever runs here."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _has_fork_server() -> bool:

@@ -15,7 +15,7 @@ import torch
 from fedglass import __version__
 from fedglass.core.errors import UsageError
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda", "cuda:N", "mps")
 
 
 def device_named(name: str) -> torch.device:
@@ -24,12 +24,14 @@ def device_named(name: str) -> torch.device:
     >>> device_named("cpu")
     device(type='cpu')
     """
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count_by_kind = {"cuda": cuda_devices, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if present[kind]))
-    if name not in present:
+        return torch.device(next(kind for kind, count in count_by_kind.items() if count))
+    kind, numbered, number = name.partition(":")
+    if kind not in count_by_kind or (numbered and not (kind == "cuda" and number.isascii() and number.isdecimal())):
         raise UsageError(f"device must be one of {', '.join(DEVICES)}, got {name!r}.")
-    if not present[name]:
+    if int(number or 0) >= count_by_kind[kind]:
         raise UsageError(f"device {name!r} was asked for, but torch finds none here: choose auto or cpu.")
     return torch.device(name)
 
@@ -46,15 +48,29 @@ def versions(device: torch.device) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread inside the context: sums then have one order on every machine."""
-    before = torch.get_num_threads()
+def use_full_precision() -> None:
+    """Make a GPU compute in single precision, not in TF32, which keeps 10 bits: replays compare all 24."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def use_worker_arithmetic() -> None:
+    """Set up the arithmetic of a process that only runs jobs: one thread, full precision."""
     torch.set_num_threads(1)
+    use_full_precision()
+
+
+@contextlib.contextmanager
+def repeatable_arithmetic() -> Iterator[None]:
+    """Limit torch to one thread and full precision inside the context: sums then have one order on every machine."""
+    threads = torch.get_num_threads()
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    use_worker_arithmetic()
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
 
 
 def return_memory() -> None:

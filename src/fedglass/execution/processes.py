@@ -16,8 +16,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
 from fedglass.attack.parts import Progress
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
@@ -35,7 +33,8 @@ from fedglass.execution.executor import (
     throttled,
     to_bytes,
 )
-from fedglass.execution.fork_server import refuse_while_loading, start_fork_server, start_method
+from fedglass.execution.fork_server import end_with_parent, refuse_while_loading, start_fork_server, start_method
+from fedglass.execution.machine import use_worker_arithmetic
 
 EXIT_SECONDS = 5.0
 """Seconds that a worker has to end by itself."""
@@ -185,10 +184,11 @@ class _Worker:
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """Run the jobs that come through the pipe, until the parent closes it or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    end_with_parent()
     # A fork server keeps the environment in which it was started, perhaps long ago.
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    use_worker_arithmetic()
 
     def say(done: int, total: int) -> None:
         pipe.send_bytes(to_bytes((False, (done, total))))

@@ -46,7 +46,7 @@ class RayCluster:
 
     ray: Any
     limit: int
-    gpus: int
+    gpus: float
 
     def slots(self) -> int:
         return self.limit
@@ -79,7 +79,7 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
+def own_cluster(workers: int, gpus: float) -> Iterator[RayCluster]:
     """Start a cluster of this machine, which ends with the context or with this process."""
     # A shorter folder where the names of sockets would be too long.
     short = None if len(tempfile.gettempdir()) <= LONGEST_FOLDER else "/tmp"
@@ -107,7 +107,7 @@ def own_cluster(workers: int, gpus: int) -> Iterator[RayCluster]:
 
 
 @contextlib.contextmanager
-def joined_cluster(address: str, workers: int, gpus: int, patience: float) -> Iterator[RayCluster]:
+def joined_cluster(address: str, workers: int, gpus: float, patience: float) -> Iterator[RayCluster]:
     """Join the cluster at that address; this machine must be one of its nodes. `workers=0` uses all of its workers."""
     host, port = _host_and_port(address)
     mode = os.environ.get(MODE, "token")
@@ -234,14 +234,14 @@ class OnRay:
     """HOST:PORT of a cluster; this machine must be one of its nodes."""
     patience: float = 30.0
     """Seconds to wait for an answer of the cluster."""
-    gpus: int = 0
-    """Of each task."""
+    gpus: float = 0.0
+    """Of each task; a share where several tasks share a GPU."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.gpus < 0 or not self.patience > 0:
             raise UsageError(
                 f"Ray needs at least 0 workers and GPUs and a patience above 0 s, got workers={self.workers}, "
-                f"gpus={self.gpus}, patience={self.patience:g}."
+                f"gpus={self.gpus:g}, patience={self.patience:g}."
             )
         if importlib.util.find_spec("ray") is None:
             raise UsageError(

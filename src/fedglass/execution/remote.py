@@ -19,6 +19,7 @@ from fedglass.attack.parts import Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest
 from fedglass.execution.executor import Callbacks, FailedJob, Job, JobWork, Result, Results, from_bytes, to_bytes
+from fedglass.execution.machine import use_worker_arithmetic
 
 
 class WorkerLost(Exception):
@@ -82,7 +83,7 @@ def run_task(task: Task) -> bytes | str:
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
         del os.environ[name]
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    use_worker_arithmetic()
     try:
         work, job = from_bytes(raw)
     except (ImportError, AttributeError) as error:

@@ -23,6 +23,7 @@ from fedglass.fl.local import GradientFn, LocalBatch, MeanGradient, path, schedu
 from fedglass.fl.release import AsIs, Outgoing, Release
 from fedglass.models.network import Network
 
+CPU = torch.device("cpu")
 STREAMS = ("noise", "release", "acts")
 """Random streams of a client's training: of its gradients, of its release and of its behaviour."""
 
@@ -72,12 +73,14 @@ class TrainRequest:
     whitening: Whitening
     seed: int
     round: int
+    device: torch.device = CPU
+    """Where the local steps are computed; messages come back to the CPU, where all else is done."""
 
 
 def train_client(client: Client, request: TrainRequest) -> Message:
     """Play one client's part of a round: train, subtract, behave, release."""
     training = client.training or request.training
-    network = Network(request.model, request.buffers, training.batch_norm)
+    network = Network(request.model, request.buffers, training.batch_norm, request.device)
     noise, release, acts = (stream(request.seed, use, client.name, request.round) for use in STREAMS)
     turn = Turn(client.images, client.labels, request.round, request.before, acts)
     images, labels = client.behaviour.examples(turn)
@@ -87,18 +90,18 @@ def train_client(client: Client, request: TrainRequest) -> Message:
             f"as many as the client has, {len(client.labels)}, of the same shape: its batches are drawn from these."
         )
     batches = local_batches(client, training, request.seed, request.round)
-    inputs = request.whitening.whiten(images)
-    start = [request.before[name] for name in network.names]
+    inputs = request.whitening.whiten(images).to(request.device)
+    start = [request.before[name].to(request.device) for name in network.names]
     buffers, add_step = running_statistics(request, training)
     for at, batch in zip_longest(
-        path(network, start, inputs, labels, batches, training, client.gradient, noise), batches
+        path(network, start, inputs, labels.to(request.device), batches, training, client.gradient, noise), batches
     ):
         if batch is not None:
             add_step(dict(zip(network.names, at.weights, strict=True)), inputs[batch.rows])
-    trained = dict(zip(network.names, (w.detach() for w in at.weights), strict=True))
+    trained = dict(zip(network.names, (w.detach().cpu() for w in at.weights), strict=True))
     update = client.behaviour.update(turn, {name: trained[name] - request.before[name] for name in network.names})
     sent = client.release.release(Outgoing(update, release, request.round, request.before))
-    return Message(client.name, sent, buffers)
+    return Message(client.name, sent, {name: buffer.cpu() for name, buffer in buffers.items()})
 
 
 TrainClients = Callable[[Sequence[Client], TrainRequest], Sequence[Message]]
@@ -123,8 +126,8 @@ def running_statistics(request: TrainRequest, training: Training) -> tuple[Param
     """
     if training.batch_norm is BatchNorm.FROZEN or not request.buffers:
         return request.buffers, lambda weights, inputs: None
-    buffers = {name: tensor.clone() for name, tensor in request.buffers.items()}
-    model = copy.deepcopy(request.model).eval()
+    buffers = {name: tensor.clone().to(request.device) for name, tensor in request.buffers.items()}
+    model = copy.deepcopy(request.model).to(request.device).eval()
     for layer in model.modules():
         layer.training = isinstance(layer, _NormBase)  # not dropout, which would draw from the global generator
 

@@ -21,7 +21,6 @@ from fedglass.federation.client import (
     TrainClients,
     TrainRequest,
     local_batches,
-    train_client,
     train_sequentially,
 )
 from fedglass.federation.transcript import Message, Participant, ParticipantsByRound, Round, Terms, Transcript
@@ -235,7 +234,7 @@ class Federation:
         )
         clients = self.clients_in_round(index)
         messages = train_clients(clients, request)
-        reference = None if self.server is None else train_client(self.server, request)
+        reference = None if self.server is None else train_clients([self.server], request)[0]
         participants = [replace(self.participant(c), known_as=renamed.get(c.name, "")) for c in clients]
         return server.combine(index, participants, messages, reference)
 

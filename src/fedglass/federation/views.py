@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
@@ -17,7 +18,8 @@ from fedglass.core.facts import Fact
 from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss, is_class_labels
 from fedglass.core.tensors import Params, Update
-from fedglass.core.types import Knowledge, Observation, Own
+from fedglass.core.text import some
+from fedglass.core.types import MOST_PIXELS, Knowledge, Observation, Own
 from fedglass.federation.transcript import (
     Participant,
     ParticipantsByRound,
@@ -164,6 +166,8 @@ class ViewBuilder:
         rates = [p.lr if p.training is None else p.training.lr for p in self.participants]
         counted = knows.examples and all(p.counted for p in self.participants)
         exact = counted and not self.acceptance_unknown
+        if counted:
+            self._check_size()
         # If the count is unknown, the adversary knows its own examples and that there is at least one other.
         least = 1 + (0 if own is None else len(own.labels))
         labels = batch_labels = None
@@ -187,6 +191,17 @@ class ViewBuilder:
             present=sizes if counted and self.acceptance_unknown else None,
             loss=self._loss(),
         )
+
+    def _check_size(self) -> None:
+        """Refuse a message of so many images that no attack can hold them; their number may come from a file."""
+        shape, examples = self.transcript.terms.shape, sum(p.examples for p in self.participants)
+        if examples * math.prod(shape) > MOST_PIXELS:
+            names = some([repr(p.name) for p in self.participants])
+            raise UsageError(
+                f"The message of {names} in round {self.round} comes from {examples:,} images of shape {shape}, "
+                f"expected at most {MOST_PIXELS:,} pixels in all: correct the number of examples, or audit other "
+                "clients or rounds."
+            )
 
     def _loss(self) -> Loss | None:
         """Return the clients' loss if it is not the mean cross entropy; clients of different losses have none known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from fedglass.core.losses import Loss
 from fedglass.core.optimisers import Move, State
 from fedglass.core.types import Training
 from fedglass.models.network import Network
+
+if TYPE_CHECKING:
+    from fedglass.fl.canaries import CanaryExamples
 
 CLIP_EPS = 1e-6
 """Added to the norm of a gradient that is clipped, as torch does."""
@@ -44,6 +47,8 @@ class Step:
     """The share of each label that is spread evenly over all classes."""
     objective: Loss | None = None
     """The loss that the client trains on, if it is not the mean cross entropy."""
+    canaries: CanaryExamples | None = None
+    """Examples without an image, with which an auditor measures epsilon."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss that the client trains on, of all or some of the step's examples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -10,6 +11,7 @@ import torch
 
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, Update
+from fedglass.core.types import Filter
 from fedglass.fl.local import GradientFn, MeanGradient
 
 
@@ -51,6 +53,12 @@ class Chain:
             leaving = replace(leaving, update=part.release(leaving))
         return leaving.update
 
+    def limits(self, low: Update, high: Update) -> tuple[Update, Update]:
+        for part in reversed(self.releases):
+            assert isinstance(part, Filter), "asked before"
+            low, high = part.limits(low, high)
+        return low, high
+
 
 @dataclass(frozen=True)
 class Protection:
@@ -70,3 +78,35 @@ class Protection:
             )
         release = releases[0] if len(releases) == 1 else Chain(tuple(releases)) if releases else AsIs()
         return cls(gradients[0] if gradients else MeanGradient(), release)
+
+    @property
+    def filter(self) -> Filter | None:
+        """The release as a filter; None where one of the defences leaves no limits, such as noise."""
+        parts = self.release.releases if isinstance(self.release, Chain) else (self.release,)
+        is_filter = parts and all(isinstance(part, Filter) and not isinstance(part, Chain) for part in parts)
+        return self.release if is_filter and isinstance(self.release, Filter) and self._plain_steps else None
+
+    @property
+    def _plain_steps(self) -> bool:
+        return self.gradient == MeanGradient()
+
+
+def limits_of_zeros(low: Update, high: Update, most: float = math.inf) -> tuple[Update, Update]:
+    """Widen the limits of entries that may have been set to zero; `most` is the largest size of such an entry.
+
+    >>> sent = {"w": torch.tensor([0.0, -2.0, 3.0])}
+    >>> limits_of_zeros(sent, sent, smallest_kept(sent, sent))[1]
+    {'w': tensor([ 2., -2.,  3.])}
+    """
+    zeros = {name: (low[name] <= 0) & (high[name] >= 0) for name in low}
+    return (
+        {name: torch.where(zeros[name], low[name].clamp(max=-most), low[name]) for name in low},
+        {name: torch.where(zeros[name], high[name].clamp(min=most), high[name]) for name in low},
+    )
+
+
+def smallest_kept(low: Update, high: Update) -> float:
+    """Return the smallest size that an entry which is not zero may have had; those set to zero were no larger."""
+    sizes = [torch.maximum(low[n].abs(), high[n].abs())[(low[n] > 0) | (high[n] < 0)].flatten() for n in low]
+    smallest = torch.cat(sizes)
+    return float(smallest.min()) if smallest.numel() else math.inf

@@ -37,7 +37,7 @@ from fedglass.core.optimisers import SGD
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import Knowledge
-from fedglass.execution.machine import one_thread
+from fedglass.execution.machine import repeatable_arithmetic
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.report import CheckResult, Clock, Reason
 from fedglass.recipes import recipe
@@ -78,7 +78,7 @@ class CheckRequest:
 def run_checks(request: CheckRequest, seconds: float) -> CheckResult:
     """Run every check that the time allows; the first reason to refuse ends it."""
     clock, result = Clock(seconds), CheckResult()
-    with one_thread():
+    with repeatable_arithmetic():
         try:
             for check in (_check_replay, _check_noise, _check_decoys, _check_attacks):
                 clock.check()
@@ -128,7 +128,7 @@ def _check_attacks(request: CheckRequest, result: CheckResult, clock: Clock) -> 
     if not attacks:
         return result
     best: CheckResult | None = None
-    gate, target = request.gate, Target(request.out.observation(), request.out.truth())
+    gate, target = request.gate, Target(request.out.observation(request.protected.protection), request.out.truth())
     with contextlib.suppress(OutOfTime):
         for start, (name, attack) in itertools.product(range(request.starts + 1), attacks.items()):
             run = attack.shortened(FIRST) if start == 0 else attack

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.checks.claim import Claim, ClientClaim
+from fedglass.checks.claim import UNPROTECTED, Claim, ClientClaim
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import COUNTER, Params, Update, counted_batches, moved_others
 from fedglass.core.thresholds import CLIP_SLACK_GUARD, LOST_PRECISION, PIXEL_SLACK, largest_norm
@@ -103,8 +103,8 @@ class Outbound:
         client = ClientClaim(self.training, truth, protection, order=self.batches)
         return Claim(self.model, self.weights, self.buffers, self.update, self.colours, (client,))
 
-    def observation(self) -> Observation:
-        """Return what the server would see. It is taken to know the training and, marked as oracle, the labels."""
+    def observation(self, protection: Protection = UNPROTECTED) -> Observation:
+        """Return what the server would see: it knows training and filter and, marked as oracle, the labels."""
         n, labels = len(self.labels), self.labels.detach().cpu()
         knows = Knowledge(
             shape=(self.inputs.shape[1], self.inputs.shape[2], self.inputs.shape[3]),
@@ -113,6 +113,7 @@ class Outbound:
             whitening=self.colours,
             training=self.training,
             labels=labels,
+            filter=protection.filter,
         )
         buffers = {name for name, _ in self.model.named_buffers()}
         statistics = {name: tensor.detach().cpu() for name, tensor in self.after.items() if name in buffers}

@@ -16,9 +16,8 @@ from multiprocessing.connection import Connection
 from queue import Empty, Queue
 from threading import Thread
 
-import torch
-
-from fedglass.execution.fork_server import start_fork_server, start_method
+from fedglass.execution.fork_server import end_with_parent, start_fork_server, start_method
+from fedglass.execution.machine import use_worker_arithmetic
 from fedglass.guard.checks import CheckRequest, run_checks
 from fedglass.guard.report import CheckResult, Clock, Reason
 
@@ -84,9 +83,10 @@ def _run_in_process(packed: bytes, clock: Clock) -> CheckResult:
 def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     """Answer one request in a process of its own; where it ends without an answer, its parent refuses."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    use_worker_arithmetic()
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
         request: CheckRequest = pickle.loads(pipe.recv_bytes())

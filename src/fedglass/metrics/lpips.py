@@ -97,11 +97,11 @@ TRUNKS = (ALEX, VGG)
 
 VARIABLE = "FEDGLASS_LPIPS"
 PLACE = "~/.cache/fedglass/lpips_alex_v0.1.safetensors"
-HOW_TO_PROVIDE = (
-    f"LPIPS needs network weights, which fedglass neither ships nor downloads: put them at {PLACE} or name "
-    f"the file in the environment variable {VARIABLE}. Expected is a safetensors file with torchvision's "
-    "AlexNet features (features.0.weight, features.0.bias, ... features.10.bias) and the linear layers of "
-    "LPIPS v0.1 (lin0.weight ... lin4.weight, each (1, c, 1, 1)); VGG16 with its linear layers works as well."
+HOW_TO_PROVIDE = f"LPIPS needs network weights: put them at {PLACE}, or name the file in {VARIABLE}."
+CONTENTS = (
+    "A safetensors file with torchvision's AlexNet features (features.0.weight, features.0.bias, ... features.10.bias) "
+    "and the linear layers of LPIPS v0.1 (lin0.weight ... lin4.weight, each (1, c, 1, 1)) is needed. VGG16 with its "
+    "linear layers works as well."
 )
 MOST_BYTES = 256 * 2**20  # VGG16 in float32 takes 59 MB
 
@@ -156,7 +156,7 @@ def _trunk_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> Trunk:
     raise DataError(
         f"Expected the {len(nearest.shapes())} tensors of LPIPS ({nearest.name}) in {str(path)!r}, got "
         f"{len(lacking)} missing (first: {lacking[:1]}) and {len(extra)} unknown (first: {extra[:1]}). "
-        f"{HOW_TO_PROVIDE}"
+        f"{CONTENTS}"
     )
 
 

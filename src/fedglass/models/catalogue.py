@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.registry import Entry, call, find, summaries, takes
 from fedglass.core.rng import derive, stream
+from fedglass.core.types import MOST_PIXELS
 from fedglass.core.user_code import refused
 from fedglass.models.init import Initialisation, PyTorchDefault
 from fedglass.models.shared_layers import Shape
@@ -17,6 +18,10 @@ from fedglass.models.shared_layers import Shape
 _DEFAULT = PyTorchDefault()
 MOST_ENTRIES = 3 * 64 * 64
 """Entries of an image up to which a pass takes no more than milliseconds."""
+FEW_CLASSES = 1000
+"""Classes up to which a built-in model of such images is never too large."""
+MOST_WEIGHTS = 2**28
+"""Of a built-in model: a gibibyte as floats. Shape and classes may come from a file of others."""
 
 
 def build_foreign(entry: Entry, shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -89,6 +94,8 @@ def build(
     least = 1 if single_output else 2
     if classes < least:
         raise UsageError(f"classes must be at least {least}, got {classes}.")
+    if math.prod(shape) > MOST_PIXELS:
+        raise UsageError(f"shape must have at most {MOST_PIXELS:,} pixels, got {shape}: reduce the images.")
     with torch.random.fork_rng(devices=[]):
         # New layers, and modules on import, draw from the global generator: its state is restored.
         entry = find("models", name)
@@ -113,6 +120,8 @@ def build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:
     Of large images only the shapes are run, since that takes torch a second to import.
     """
     try:
+        if math.prod(shape) > MOST_ENTRIES or classes > FEW_CLASSES:
+            _check_weights(entry, shape, classes)
         model: nn.Module = entry.value(shape=shape, classes=classes)
         model.eval()
         with torch.no_grad():
@@ -127,3 +136,14 @@ def build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:
             "or choose another model."
         ) from error
     return model.train()
+
+
+def _check_weights(entry: Entry, shape: Shape, classes: int) -> None:
+    """Refuse a model that is too large, before any weight is allocated."""
+    with torch.device("meta"):
+        weights = sum(p.numel() for p in entry.value(shape=shape, classes=classes).parameters())
+    if weights > MOST_WEIGHTS:
+        raise ModelError(
+            f"The model {entry.name!r} has {weights:,} weights for inputs of shape {shape} and {classes} classes, "
+            f"expected at most {MOST_WEIGHTS:,}: give smaller images or fewer classes, or choose another model."
+        )

@@ -54,10 +54,15 @@ class Network:
     tensor([[3.5000]])
     """
 
-    def __init__(self, model: nn.Module, buffers: Params, batch_norm: BatchNorm) -> None:
+    def __init__(
+        self, model: nn.Module, buffers: Params, batch_norm: BatchNorm, device: torch.device | None = None
+    ) -> None:
+        """`device` is where its calls compute; by default where the buffers are."""
         self._module = _shared_copy(model).eval()
         self._names, self._ties = _slots(self._module)
         _load_buffers(self._module, buffers)
+        if device is not None:
+            _move_buffers(self._module, device)
         if batch_norm is BatchNorm.BATCH:
             _use_batch_statistics(self._module)
         self._owners = {name: _owner(self._module, name) for name in self._names}
@@ -228,6 +233,12 @@ def _load_buffers(module: nn.Module, buffers: Params) -> None:
             )
         path, _, last = name.rpartition(".")
         module.get_submodule(path)._buffers[last] = tensor.detach().clone()
+
+
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move the buffers, which are the copy's own; its parameters are placeholders for the weights of a call."""
+    for layer in module.modules():
+        layer._buffers.update({n: b.to(device) for n, b in layer._buffers.items() if b is not None})
 
 
 def _use_batch_statistics(module: nn.Module) -> None:

@@ -26,7 +26,7 @@ from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensor
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
-from fedglass.recordings.epsilons import exceeded_by_client
+from fedglass.recordings.epsilons import claims_by_client
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved_transcripts import defence_text
@@ -92,7 +92,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         unaudited_clients=unaudited_clients(selection),
         extra_payload=extra_payload(selection, model),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
-        epsilons=exceeded_by_client(bundle),
+        epsilons=claims_by_client(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
@@ -192,7 +192,7 @@ def _defences(
     texts = {client: tuple(map(_defence_text, parts)) for client, parts in parts_by_client.items()}
     # One protection is run again for all rounds of a client: adaptive clipping has another norm in each.
     changing = {client for client, parts in declared if parts != parts_by_client[client]}
-    protections = {client: _protection(parts) for client, parts in parts_by_client.items() if parts}
+    protections = {client: protection_of(parts) for client, parts in parts_by_client.items() if parts}
     return texts, {
         client: protection
         for client, protection in protections.items()
@@ -211,7 +211,7 @@ def _defence_text(part: Mapping[str, Any]) -> str:
     return defence_text(f"{part['name']}({options}), as the bundle says{adaptive}")
 
 
-def _protection(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
+def protection_of(parts: Sequence[Mapping[str, Any]]) -> Protection | None:
     """Return built-in defences with options that they take; None if one of the parts is something else."""
     if any(origin_of("defences", part["name"]) != BUILT_IN or ":" in part["name"] for part in parts):
         return None

@@ -19,13 +19,14 @@ from fedglass.attack.defaults import locate_paths
 from fedglass.attack.needs import needs_of, uses_of
 from fedglass.attack.parts import Refine
 from fedglass.audit.audit import Effort, Job, rehearse
+from fedglass.audit.play_attack import iterations_of
 from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.audit.target import Section
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.facts import Fact
-from fedglass.core.registry import factory, make, takes
+from fedglass.core.registry import factory, find, make, takes
 from fedglass.core.rng import stream
 from fedglass.core.user_code import no_code
 from fedglass.data.catalogue import is_embedded, load, located
@@ -54,6 +55,7 @@ from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
 from fedglass.plan.tables import BundleTable, FederationTable, GroupTable, PartTable, RecordingTable
 from fedglass.recipes import recipe
 from fedglass.recordings.reader import read_bundle
+from fedglass.verdict.texts import count
 
 ORACLE, ORACLE_BATCHES = "oracle", "oracle_batches"
 """Labels parts for an adversary that knows the true labels, and for one that knows those of each batch."""
@@ -96,7 +98,7 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
     `recorded` are the sources of the plan's recordings if they were read already.
     """
     # Names are cheap to check and often wrong, so they are checked before the data.
-    attacks = {a.label or a.name: _attack(a, plan.adversary, folder) for a in plan.attacks}
+    attacks = _attacks(plan.attacks, plan.adversary, folder)
     for name in plan.metrics.names:
         metric(name)
     gate = plan.gate.value()
@@ -114,7 +116,8 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
         )
     _check_gate_metric(gate.metric, sources)
     metrics = tuple(dict.fromkeys(plan.metrics.names))
-    job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text, Effort(plan.effort))
+    texts = _descriptions(plan.attacks, attacks)
+    job = Job(sources, attacks, metrics, gate, plan.repeats, plan.seed, text, texts, Effort(plan.effort))
     rehearse(sources, attacks)
     return job
 
@@ -138,16 +141,13 @@ def check_without_code(plan: Plan, folder: Path) -> list[Section]:
     Return the threat model as far as it could be checked.
     """
     with no_code():
-        attacks = {
-            table.label or table.name: _attack(table, plan.adversary, folder)
-            for table in plan.attacks
-            if not code_of(table, "attacks")
-        }
+        tables = [table for table in plan.attacks if not code_of(table, "attacks")]
+        attacks = _attacks(tables, plan.adversary, folder)
         for name in plan.metrics.names:
             if not list(code_named("metrics", name)):
                 metric(name)
         sources = _sources_without_code(plan, folder)
-        parts = {"Attacks": [f"{name} = {attack!r}" for name, attack in attacks.items()]}
+        parts = {"Attacks": list(_descriptions(tables, attacks).values())}
         if not list(code_named("metrics", plan.gate.metric)):
             gate = plan.gate.value()
             _check_gate_metric(gate.metric, sources)
@@ -175,6 +175,31 @@ def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:
         else:
             check_recording(recording, plan.adversary, folder)
     return [*sources, *_recordings([table for table in plan.recording if not code_of(table)], adversary, folder)]
+
+
+def _attacks(tables: Sequence[AttackTable], adversary: AdversaryTable, folder: Path) -> dict[str, AnyAttack]:
+    return {table.label or table.name: _attack(table, adversary, folder) for table in tables}
+
+
+def _descriptions(tables: Sequence[AttackTable], attacks: Mapping[str, AnyAttack]) -> dict[str, str]:
+    """Return a sentence about each attack: what its recipe does, its options, and how long it searches."""
+    return {name: _description(name, table, attacks[name]) for table in tables if (name := table.label or table.name)}
+
+
+def _description(name: str, table: AttackTable, attack: AnyAttack) -> str:
+    does = find("attacks", table.name).summary.rstrip(".")
+    restarts, iterations = getattr(attack, "restarts", 1), iterations_of(attack)
+    details = [
+        *([] if table.label is None else [table.name]),
+        *([] if iterations is None else [count(iterations, "iteration")]),
+        *([] if restarts == 1 else [f"{restarts} starts"]),
+        *([] if table.start is None else [f"starts from {table.start}"]),
+        *([] if table.labels is None else [f"labels by {table.labels}"]),
+        *(f"{option} {value}" for option, value in table.options.items() if option not in ("iterations", "restarts")),
+        *([] if not table.refine else [f"refined by {', '.join(part.name for part in table.refine)}"]),
+    ]
+    how = f" ({', '.join(details)})" if details else ""
+    return f"{name}{how}: {does}."
 
 
 def _attack(table: AttackTable, adversary: AdversaryTable, folder: Path) -> AnyAttack:

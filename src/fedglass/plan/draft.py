@@ -24,6 +24,8 @@ from fedglass.audit.audit import Job
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.losses import TargetKind, target_kind
+from fedglass.core.optimisers import OPTIMISERS
 from fedglass.core.registry import built_in, factory, make, takes
 from fedglass.core.tensors import MEAN
 from fedglass.core.types import Observation, Whitening
@@ -37,11 +39,11 @@ from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
 from fedglass.recordings.epsilons import adapts_clipping, recorded_epsilons
-from fedglass.recordings.facts import preferred
+from fedglass.recordings.facts import UNKNOWN_LOSS, preferred
 from fedglass.recordings.observed import contradictions_of, update_of
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
-from fedglass.recordings.transcript import participant_of
+from fedglass.recordings.transcript import participant_of, training_problems
 
 NEEDED = ("model", "shape", "classes", "whitening")
 """Facts that every attack needs."""
@@ -245,6 +247,8 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         "looked_at": [] if selection is None else list(selection.rounds),
         "left_out": [] if selection is None else list(selection.skipped),
         "problem": problem or input_problem(bundle),
+        "scope": {"inputs": "images", "optimisers": list(OPTIMISERS), "losses": _losses()},
+        "not_simulated": [] if selection is None else list(_not_simulated(selection)),
         "needed": _missing_keys(bundle),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
         "epsilons": [
@@ -257,6 +261,22 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
             for name, facts in missing.items()
         ],
     }
+
+
+def _losses() -> list[str]:
+    """Return the losses that fedglass simulates."""
+    return [name for name in built_in("losses") if name != UNKNOWN_LOSS]
+
+
+def _not_simulated(selection: Selection) -> Iterator[dict[str, Any]]:
+    """Yield the audited messages of which the training cannot be run again, and why."""
+    bundle = selection.bundle
+    for index in selection.rounds:
+        for client in selection.audited_clients(index):
+            training = participant_of(bundle, client, index, {}).training
+            if training is None or target_kind(training.loss) is TargetKind.UNKNOWN:
+                why = list(training_problems(bundle.facts_of(client, index))) or ["its facts do not fit together"]
+                yield {"round": index, "client": client, "why": why}
 
 
 def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:

@@ -7,7 +7,6 @@ into one sentence: the field, what was expected, what came, and what to do.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,8 +16,10 @@ from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
 from fedglass.core.files import follow_links, open_file
+from fedglass.core.parsing import parse_toml
 from fedglass.plan.tables import (
     MOST_CASES,
+    AdviseTable,
     BundleTable,
     Client,
     Defences,
@@ -269,6 +270,8 @@ class Plan(PlanTable):
     """Metrics of the images."""
     gate: GateTable = GateTable()
     """Limits that decide the verdict."""
+    advise: AdviseTable | None = None
+    """Defences that `fedglass advise` compares; audits ignore it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
@@ -329,9 +332,8 @@ def parse_plan(text: str, where: str = "plan") -> Plan:
     ('lenet', 'idlg')
     """
     try:
-        content = tomllib.loads(text)
-    # The parser also raises a plain ValueError, for a number with too many digits.
-    except (ValueError, RecursionError) as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise UsageError(f"{where} is not valid TOML: {error}.") from error
     try:
         return Plan.model_validate(content)

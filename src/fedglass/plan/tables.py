@@ -14,15 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from fedglass.core.optimisers import OPTIMISERS
-from fedglass.core.types import BatchNorm, Training, Whitening
+from fedglass.core.types import MOST_PIXELS, BatchNorm, Training, Whitening
 from fedglass.fl.loss.targets import loss_fields
 
 MOST_CASES = 100_000
 """Largest attacks x messages x repeats of a plan; each case is a record and takes at least seconds."""
 MOST_TURNS = 10_000_000
 """Largest rounds x clients of a federation, which are listed before anything runs."""
-MOST_PIXELS = 2**28
-"""Of all images behind one message together: a gibibyte as floats."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Title = Annotated[str, StringConstraints(max_length=200)]
@@ -274,6 +272,32 @@ class FederationTable(PlanTable):
                     f"client {client} occurs twice in [[federation.group]]: put each client into one group"
                 )
         return self
+
+
+class ChainTable(PlanTable):
+    """Defences that act one after another; one of them is varied."""
+
+    defences: Annotated[list[PartTable], Field(min_length=1, max_length=20), Listed]
+    """The defences, written as `[[defences]]`; the varied option may be left out."""
+    varied: Name | None = None
+    """Name of the varied defence; left out: the last one that declares a strength."""
+    option: Name | None = None
+    """Its varied option; left out: the one that the defence declares, such as `noise_multiplier` of `dpsgd`."""
+    weakest: Finite | None = None
+    """The value that protects least; left out: what the defence declares."""
+    strongest: Finite | None = None
+    """The value that protects most; left out: what the defence declares."""
+
+
+class AdviseTable(PlanTable):
+    """What `fedglass advise` compares; audits ignore it."""
+
+    chain: Annotated[list[ChainTable], Field(max_length=20), Listed] = []
+    """Chains of defences to compare, one or several tables; left out: `[[defences]]` as one chain."""
+    strengths: Annotated[int, Field(ge=2, le=50)] = 6
+    """Strengths that are tried of each chain, at most."""
+    seeds: Annotated[int, Field(ge=2, le=100)] = 3
+    """Federations that each strength is tried on, with other splits, weights and noise; as many check the advice."""
 
 
 class BundleTable(PlanTable):

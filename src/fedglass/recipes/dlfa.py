@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs
 from fedglass.attack.defaults import run_by_default
+from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import RepeatedGradient
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.images.pixels import BoundedEpochPixels, EpochPixels, FreePixels, OrderedEpochPixels, Pixels
@@ -228,7 +229,7 @@ def dlfa(
         objective = objective + (prior * chosen.inv) * SquaredEpochPrior(chosen.summary)
     solver = Adam(rate=0.2, iterations=iterations, schedule=CosineDecay())
     forward = UnrollEpochs(budget_mib) if whole_epochs else Unroll(budget_mib)
-    simulation = Stage(forward, Pixels() if shared else _separate(labels), objective, solver)
+    simulation = Stage(ThroughFilter(forward), Pixels() if shared else _separate(labels), objective, solver)
     return Attack(labels, (surrogate(0.01, warm_up), simulation))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
+from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.signs import SignRule
@@ -31,10 +32,14 @@ def inverting_gradients(
 ) -> Attack:
     """Return the paper's attack, with the residual of a single example read from the message.
 
+    Where a filter of the update is declared, predictions go through it.
+
     `tv` weighs the mean of mean|dx| and mean|dy|. On more than one example it differs from the published one only in
     that factor.
     """
-    return _compose(ObservedResidual(), labels, Cosine() + tv * TotalVariation(share=0.5), iterations, restarts)
+    return _compose(
+        ThroughFilter(ObservedResidual()), labels, Cosine() + tv * TotalVariation(share=0.5), iterations, restarts
+    )
 
 
 @register(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
+from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
@@ -49,13 +50,15 @@ def sme(
         raise UsageError(f"Attack 'sme': finish must be at least 0, got {finish}.")
     stages: tuple[Stage, ...] = (surrogate(tv, iterations),)
     if finish:
-        stages += (_stage(AlongSegment(POINTS), LESS_VARIATION * tv, 0.3, finish, CosineDecay(start=0.2)),)
+        stages += (
+            _stage(ThroughFilter(AlongSegment(POINTS)), LESS_VARIATION * tv, 0.3, finish, CosineDecay(start=0.2)),
+        )
     return Attack(labels, stages, restarts=restarts)
 
 
 def surrogate(tv: float, iterations: int) -> Stage:
     """Return the stage that searches images by one gradient on the segment, as a start of later stages."""
-    return _stage(OnSegment(every=10), tv, 1.0, iterations, CosineDecay(start=0.2))
+    return _stage(ThroughFilter(OnSegment(every=10)), tv, 1.0, iterations, CosineDecay(start=0.2))
 
 
 @register("attacks", "sme_published", summary="one gradient at a point between the weights before and after", paper=SME)

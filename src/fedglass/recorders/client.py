@@ -100,7 +100,7 @@ class ClientRecorder:
         self.writer.facts(of_model, source="read")
         facts = failed_facts() if reader.fault else training_facts(reader.steps)
         if defences:
-            facts["defences"] = [dict(defence) for defence in defences]
+            facts["defences"] = [*facts.get("defences", ()), *map(dict, defences)]
         self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.sheet(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with log_and_continue(f"could not record the examples of {self.client!r}"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
+from fedglass.recorders.canaries import ANNOUNCED, UpdateCanaries
 from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
 from fedglass.recorders.filters import flower_defences
 from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
@@ -100,6 +101,7 @@ def recording_mod(
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
     facts: Mapping[str, Any] | None = None,
+    canaries: int = 0,
 ) -> Mod:
     """Return a mod for `ClientApp(mods=[recording_mod("clients"), ...])`; put it first to include later mods.
 
@@ -112,8 +114,11 @@ def recording_mod(
         model: The architecture as a plan names it, if it is not the class that is trained.
         whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
         facts: Any other fact of the federation that a bundle has a name for.
+        canaries: Insert so many canaries into each update, before LocalDpMod clips it and adds noise, for `fedglass
+            epsilon`. Next to nothing is left of the client's own update. Their keys are stored in `<folder>-canaries`.
     """
     place = Path(folder)
+    UpdateCanaries(canaries or 1)  # refuses what is not a number
     if not place.is_absolute():
         log.warning(
             "fedglass records to %s. Give an absolute path, since every process has its own working directory.",
@@ -121,15 +126,27 @@ def recording_mod(
         )
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+        defences = flower_defences(list(inner_mods(call_next)), config_of(message))
+        inserted = UpdateCanaries(canaries) if canaries else None
+
+        def trained(message: Any, context: Any, call_client: Callable[[Any, Any], Any]) -> Any:
+            reply = call_client(message, context)
+            if inserted is not None and not reply.has_error() and _returns_model(message, reply):
+                log.warning(ANNOUNCED, canaries, name_of(reply, message.metadata.dst_node_id))
+                with log_and_continue("could not insert canaries"):
+                    inserted.insert(reply, defences)
+            return reply
+
         with TrainingReader(keep_examples=truth is not None) as reader:
-            reply = call_next(message, context)
+            reply = (_with_innermost(call_next, trained) if canaries else call_next)(message, context)
         if not reply.has_error() and (reader.steps or reader.fault or _returns_model(message, reply)):
             with log_and_continue("could not record this training"):
                 name = name_of(reply, message.metadata.dst_node_id)
                 own_place = place / folder_name(name)
                 recorder = ClientRecorder(own_place, name, truth=truth, model=model, whitening=whitening, facts=facts)
-                mods = list(inner_mods(call_next))
-                recorder.trained(_round(message), reader, flower_defences(mods, config_of(message)))
+                recorder.trained(_round(message), reader, defences)
+                if inserted is not None:
+                    inserted.store(recorder, place, _round(message))
         return reply
 
     return mod
@@ -154,9 +171,25 @@ def inner_mods(call_next: Any) -> Iterator[Any]:
 
     Flower's chain is made of closures. A mod outside of these closures is not found.
     """
+    link = _link(call_next)
+    if link is not None:
+        mod, inner = link
+        yield from inner_mods(inner)
+        yield mod
+
+
+def _with_innermost(call_next: Any, innermost: Mod) -> Callable[[Any, Any], Any]:
+    """Return Flower's chain with one more mod, next to the client."""
+    link = _link(call_next)
+    if link is None:
+        return lambda message, context: innermost(message, context, call_next)
+    mod, inner = link[0], _with_innermost(link[1], innermost)
+    return lambda message, context: mod(message, context, inner)
+
+
+def _link(call_next: Any) -> tuple[Any, Any] | None:
+    """Return the next mod of Flower's chain, and what it calls; None where the chain ends."""
     contents = [cell.cell_contents for cell in getattr(call_next, "__closure__", None) or ()]
     names = getattr(getattr(call_next, "__code__", None), "co_freevars", ())
     variables = dict(zip(names, contents, strict=False))
-    if "_mod" in variables and "_ffn" in variables:
-        yield from inner_mods(variables["_ffn"])
-        yield variables["_mod"]
+    return (variables["_mod"], variables["_ffn"]) if "_mod" in variables and "_ffn" in variables else None

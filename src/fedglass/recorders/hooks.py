@@ -27,9 +27,19 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
-from fedglass.recorders.steps import ForwardPass, ForwardPasses, Gradient, LossCall, ObservedStep, has_weight_penalty
+from fedglass.recorders.opacus import PoissonBatches, private_step
+from fedglass.recorders.steps import (
+    ForwardPass,
+    ForwardPasses,
+    Gradient,
+    LossCall,
+    ObservedStep,
+    has_weight_penalty,
+    tensors_in,
+)
 
 log = logging.getLogger("fedglass")
 OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
@@ -101,6 +111,19 @@ def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextMana
     return _replaced(torch.autograd, {"backward": backward})
 
 
+def listening_batches(on_batch: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
+    """Tell a listener of the batches that torch's data loaders yield."""
+    plain = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(plain)
+    def fetch(iterator: Any) -> Any:
+        batch = plain(iterator)
+        on_batch(iterator, batch)
+        return batch
+
+    return _replaced(_BaseDataLoaderIter, {"__next__": fetch})
+
+
 class TrainingReader:
     """Observes everything that is trained within its `with` block, by the thread that entered it.
 
@@ -134,6 +157,7 @@ class TrainingReader:
         self._passes = ForwardPasses(self._on_begin, self._on_end)
         self._losses: list[LossCall] = []
         self._penalty = False
+        self._batches = PoissonBatches()
         self._handles: dict[int, RemovableHandle] = {}
         self._norms: dict[int, Tensor] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
@@ -154,6 +178,7 @@ class TrainingReader:
         called = self._harmless(self._on_function)
         self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
         self._open.enter_context(listening_backward(self._harmless(self._on_backward)))
+        self._open.enter_context(listening_batches(self._harmless(self._on_batch)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -228,6 +253,10 @@ class TrainingReader:
         """Note a penalty on the weights, as FedProx has one."""
         self._penalty = self._penalty or (self._observes_thread() and has_weight_penalty(root))
 
+    def _on_batch(self, iterator: Any, batch: Any) -> None:
+        if self._observes_thread():
+            self._batches.on_batch(iterator, list(tensors_in([batch])))
+
     # Steps
 
     def _before_step(self, optimiser: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -236,13 +265,16 @@ class TrainingReader:
         closure = len(args) > 1 or options.get("closure") is not None
         groups = optimiser.param_groups
         weights = [parameter for group in groups for parameter in group["params"]]
+        private = private_step(optimiser)
         self._pending = {
             "optimiser": _class_of(optimiser),
             "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
             "carried": bool(optimiser.state) and not self.steps,
             # With a closure the gradients are yet to come; otherwise a parameter without one stays as it is.
             "weights": frozenset(id(p) for p in weights if closure or p.grad is not None),
-            "gradient": None if closure else self._gradient(weights),
+            # The gradients of Opacus are other ones than backward has left.
+            "gradient": None if closure or private is not None else self._gradient(weights),
+            "private": private,
             "by_hand": any(_was_written(*self._versions[id(p)]) for p in weights if id(p) in self._versions),
         }
 
@@ -251,7 +283,7 @@ class TrainingReader:
         pairs = [(self._norms[id(p)], p.grad.norm()) for p in parameters if id(p) in self._norms and p.grad is not None]
         if not pairs:
             return None
-        before, used = (torch.stack([pair[i].double().cpu() for pair in pairs]) for i in (0, 1))
+        before, used = (torch.stack([pair[i].cpu().double() for pair in pairs]) for i in (0, 1))
         norm_before, norm_used = float(before.norm()), float(used.norm())
         scaled = before * (norm_used / norm_before) if norm_before else before
         same_direction = bool(torch.allclose(scaled, used, rtol=1e-3, atol=1e-6 * max(norm_used, 1e-30)))
@@ -263,6 +295,7 @@ class TrainingReader:
         passes = [forward for forward in self._passes.since_step if forward.used]
         losses = [loss for loss in self._losses if loss.used]
         rows = self._rows_of([forward.inputs for forward in passes])
+        self._pending["sample_rate"] = self._batches.rate_of_step(len(passes), len(rows))
         self.steps.append(ObservedStep.of(self._pending, passes, losses, rows, penalty=self._penalty))
         self._losses, self._penalty = [], False
         self._passes.since_step.clear()

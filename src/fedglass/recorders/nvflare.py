@@ -24,6 +24,7 @@ from nvflare.apis.shareable import ReservedHeaderKey
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
+from fedglass.recorders.canaries import NO_FILTER
 from fedglass.recorders.client import ClientRecorder, copy_training, folder_name, log_and_continue
 from fedglass.recorders.filters import nvflare_defence
 from fedglass.recorders.hooks import TrainingReader
@@ -81,6 +82,7 @@ def record_clients(
     truth: str | Path | None = None,
     model: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
+    canaries: int = 0,
 ) -> None:
     """Let a recipe's clients record how they train, each to a folder of its own below `folder`.
 
@@ -90,7 +92,10 @@ def record_clients(
         truth: Another folder for the clients' examples, which are private and stay with the client, for its own audit.
         model: The architecture as a plan names it, if it is not the class that is trained.
         whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
+        canaries: Only 0: NVFlare has no place for canaries.
     """
+    if canaries:
+        raise UsageError(NO_FILTER)
     place = str(Path(folder).absolute())
     private = None if truth is None else str(Path(truth).absolute())
     plain_whitening = None if whitening is None else [list(values) for values in whitening]

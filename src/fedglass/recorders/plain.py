@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
+from fedglass.recorders.canaries import ANNOUNCED, StepCanaries
 from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.steps import ObservedStep
@@ -34,6 +35,7 @@ def recording(
     architecture: str | None = None,
     whitening: tuple[Sequence[float], Sequence[float]] | None = None,
     facts: Mapping[str, Any] | None = None,
+    canaries: int = 0,
 ) -> Iterator[ClientRecorder]:
     """Record a client's training: the model on entry is what the client was sent, the model at the end its reply.
 
@@ -46,6 +48,8 @@ def recording(
         architecture: The model as a plan names it, if it is not the model's own class.
         whitening: Means and deviations of the pixels' normalisation, if they cannot be measured from the pixels.
         facts: Any other fact of the federation that a bundle has a name for.
+        canaries: Insert so many canaries into a training with Opacus, for `fedglass epsilon`. They change the model.
+            Their key is stored in `<folder>-canaries`.
 
     >>> import tempfile
     >>> from fedglass.recordings.reader import read_bundle
@@ -61,12 +65,17 @@ def recording(
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
     recorder = ClientRecorder(folder, client, truth=private, model=architecture, whitening=whitening, facts=facts)
     recorder.writer.round(round).check_new_message(client)
+    inserted = StepCanaries(model, canaries) if canaries else None
+    if inserted is not None:
+        log.warning(ANNOUNCED, canaries, client)
     before = state_of(model)
-    with recorder.reader() as reader:
+    with recorder.reader() as reader, inserted.inserted() if inserted is not None else nullcontext():
         yield recorder
     reader.steps = _steps_of(model, reader.steps)
     with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
+        if inserted is not None:
+            inserted.store(recorder, folder, round)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
 from fedglass.recorders.objectives import NamedObjective, named_objective
+from fedglass.recorders.opacus import PrivateStep
 
 NETWORK_OUTPUT = "made by a network"
 """A mark on nodes of autograd's graph."""
@@ -266,6 +267,11 @@ class ObservedStep:
     weights: frozenset[int]
     """The parameters that it steps, by identity."""
     gradient: Gradient | None
+    """None if it was not seen, or if it is a private step, which replaces what backward has left."""
+    private: PrivateStep | None
+    """What Opacus says of the step; None without Opacus."""
+    sample_rate: float | None
+    """The rate at which a data loader of Opacus drew each example of it; None of any other batch."""
     autocast: bool
     passes: int
     """The number of forward passes; more than one if gradients were accumulated."""

@@ -13,8 +13,10 @@ from typing import Any
 from torch import nn
 
 from fedglass.models.names import unwrap
+from fedglass.recorders.opacus import privacy_facts
 from fedglass.recorders.steps import Gradient, ObservedStep
 from fedglass.recordings.facts import INPUTS, OBJECTIVE, RESERVATION_IDS, RESERVATIONS, UNKNOWN_LOSS
+from fedglass.recordings.filters import draws_poisson
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -78,8 +80,10 @@ def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     """Return the facts of one client in one round, among them the reservations."""
     if not steps:
         return {"steps": 0}
-    reservations, epochs = Reservations(), _epochs(steps)
-    if "epochs" not in epochs and all(step.rows for step in steps):
+    reservations, privacy = Reservations(), privacy_facts(steps)
+    poisson = draws_poisson(privacy.get("defences"))
+    epochs = {} if poisson else _epochs(steps)
+    if "epochs" not in epochs and not poisson and all(step.rows for step in steps):
         _add(reservations, Reservation.ODD_BATCHES)
     facts = {
         "steps": len(steps),
@@ -91,7 +95,10 @@ def training_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
         "clip": _clip(steps, reservations),
         "batch_norm": _batch_norm(steps, reservations),
         "untrained": _untrained(steps, reservations),
+        **privacy,
     }
+    if not privacy and any(step.private is not None for step in steps):
+        _add(reservations, Reservation.CHANGED_GRADIENTS)
     _check_network(steps, reservations)
     return {name: value for name, value in {**facts, **_reservation_facts(reservations)}.items() if value is not None}
 
@@ -134,8 +141,9 @@ def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
     complete = all(len(rows) == len(examples) and set(rows) == examples for rows in epochs)
     if not complete or any(step.examples != sizes[i % per_epoch] for i, step in enumerate(steps)):
         return {"batch_size": size} if len({step.examples for step in steps}) == 1 else {}
-    # The examples are stored in the order of the first epoch: a single epoch has no other.
-    return {"epochs": len(epochs), "batch_size": size, "shuffle": any(rows != epochs[0] for rows in epochs)}
+    # A single epoch does not show whether another one would have another order.
+    shuffle = {} if len(epochs) == 1 else {"shuffle": any(rows != epochs[0] for rows in epochs)}
+    return {"epochs": len(epochs), "batch_size": size, **shuffle}
 
 
 def _optimiser(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[str, Any]:
@@ -211,6 +219,8 @@ def _loss_factor(step: ObservedStep) -> float:
     Mixed precision multiplies the loss and divides the gradient before the step: that is taken out.
     """
     factor, gradient = sum(loss.weight for loss in step.losses), step.gradient
+    if step.private is not None:  # which sums up examples, in however many passes they came
+        factor /= max(1, step.passes)
     if step.autocast and gradient is not None and gradient.same_direction and gradient.before:
         factor *= gradient.used / gradient.before
     return factor
@@ -258,7 +268,7 @@ def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) ->
         Reservation.SEVERAL_NETWORKS: len(modules) > 1 and _share_no_weights(steps),
         Reservation.WRITTEN_BY_HAND: any(step.by_hand for step in steps),
         Reservation.MIXED_PRECISION: any(step.autocast for step in steps),
-        Reservation.ACCUMULATED_GRADIENTS: any(step.passes > 1 for step in steps),
+        Reservation.ACCUMULATED_GRADIENTS: any(step.passes > 1 and step.private is None for step in steps),
         Reservation.UNSEEN_PASS: not all(step.passes for step in steps),
     }
     for reservation in (reservation for reservation, is_so in applies.items() if is_so):

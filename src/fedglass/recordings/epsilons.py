@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import FedglassError
 from fedglass.core.registry import built_in, make
-from fedglass.defend.declared_epsilon import EpsilonClaim, epsilon_claims
+from fedglass.defend.accounting import Mechanism
+from fedglass.defend.declared_epsilon import EpsilonClaim, dpsgd_claim, epsilon_claims
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
 from fedglass.defend.filters import SVTPrivacy
 from fedglass.fl.release import Chain
-from fedglass.recordings.facts import preferred
+from fedglass.recordings.facts import ACCOUNTANT, FactSheet, preferred
 from fedglass.recordings.filters import BUDGETED
 from fedglass.recordings.reader import Bundle
 
@@ -39,7 +42,11 @@ class RecordedEpsilon:
 
 def recorded_epsilons(bundle: Bundle) -> list[RecordedEpsilon]:
     """Return the epsilons of all clients over all recorded rounds, and those of the federation's accountant."""
-    found = [RecordedEpsilon(client, claim) for client in bundle.clients for claim in _of_client(bundle, client)]
+    found = [
+        RecordedEpsilon(client, claim)
+        for client in bundle.clients
+        for claim in (*_of_client(bundle, client), *_of_steps(bundle, client))
+    ]
     return [*found, *(RecordedEpsilon("", claim) for claim in _of_accountant(bundle))]
 
 
@@ -68,6 +75,45 @@ def _of_client(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
     for part in chain.releases:
         if isinstance(part, SVTPrivacy) and isinstance(ledger, dict):
             yield from _of_ledger(part, ledger, releases, entries)
+
+
+def _of_steps(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
+    """Yield the epsilon of a client's DP-SGD over its rounds, next to what Opacus's accountant has counted."""
+    sheets = [
+        bundle.facts_of(client, index)
+        for index in bundle.rounds
+        if (message := bundle.message(client, index)) is not None and message.received is not None
+    ]
+    of_all = preferred(bundle.facts, "defences")
+    runs = [_noisy_steps(facts, of_all) for facts in sheets]
+    known = [run for run in runs if run is not None]
+    if known and len(known) == len(runs):
+        with suppress(FedglassError, ArithmeticError):
+            yield dpsgd_claim(known, _counted(preferred(sheets[-1], ACCOUNTANT)), len(runs))
+
+
+def _noisy_steps(facts: FactSheet, of_all: Any) -> Mechanism | None:
+    """Return the noisy steps that each record of a client may be in during a round; None without DP-SGD."""
+    parts = preferred(facts, "defences", of_all) or ()
+    part = next((part for part in parts if part["name"] in ("dpsgd", "dpsgd_poisson")), None)
+    epochs, steps = preferred(facts, "epochs"), preferred(facts, "steps")
+    try:
+        defence = None if part is None else make("defences", part["name"], **(part.get("options") or {}))
+    except (FedglassError, TypeError):
+        return None
+    if isinstance(defence, PoissonDPSGD):
+        return Mechanism(defence.noise_multiplier, defence.sample_rate, steps) if steps else None
+    count = epochs or steps  # a record is once in an epoch
+    return Mechanism(defence.noise_multiplier, 1.0, count) if isinstance(defence, DPSGD) and count else None
+
+
+def _counted(accountant: Any) -> list[Mechanism]:
+    """Return what an accountant has counted, as a file has it; nothing if any of it cannot be so."""
+    history = accountant.get("history") if isinstance(accountant, dict) else None
+    try:
+        return [Mechanism(noise, rate, int(float(steps))) for noise, rate, steps in history or ()]
+    except (FedglassError, TypeError, ValueError, OverflowError):
+        return []
 
 
 def _of_ledger(part: SVTPrivacy, ledger: Mapping[str, Any], releases: int, entries: int) -> Iterator[EpsilonClaim]:
@@ -108,12 +154,11 @@ def adapts_clipping(bundle: Bundle) -> bool:
     return any(ADAPTIVE in part["name"] or (part.get("options") or {}).get("adaptive") is True for part in parts)
 
 
-def exceeded_by_client(bundle: Bundle) -> dict[str, tuple[EpsilonClaim, ...]]:
-    """Return the claims that do not hold, by client; those of the federation have an empty name."""
+def claims_by_client(bundle: Bundle) -> dict[str, tuple[EpsilonClaim, ...]]:
+    """Return the epsilons by client; those of the federation have an empty name."""
     claims: dict[str, tuple[EpsilonClaim, ...]] = {}
     for epsilon in recorded_epsilons(bundle):
-        if epsilon.claim.exceeded:
-            claims[epsilon.client] = (*claims.get(epsilon.client, ()), epsilon.claim)
+        claims[epsilon.client] = (*claims.get(epsilon.client, ()), epsilon.claim)
     return claims
 
 

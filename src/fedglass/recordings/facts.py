@@ -33,6 +33,8 @@ INPUTS = "x-inputs"
 """The shape of a network's input, if it is not an image of channels, height and width."""
 INCOMPLETE = "x-lost"
 """Of a federation: true if its recorder could not store everything."""
+ACCOUNTANT = "x-privacy-accountant"
+"""Of a client in a round: Opacus's accountant, with the noise multiplier, the rate and the steps that it counted."""
 METRIC_SIZES = "x-metric-sizes"
 """By name, how many numbers and characters each metric holds; recorded if one contains what JSON cannot hold."""
 DEEPEST = 8

@@ -17,6 +17,11 @@ DATA_KIND, FULL_WEIGHTS = "data_kind", "WEIGHTS"
 """The option of a filter that says what it acted on, and NVFlare's word for a whole model."""
 
 
+def draws_poisson(defences: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Return whether each local step draws a Poisson sample: the sizes of its batches then vary by chance."""
+    return any(part["name"] == "dpsgd_poisson" for part in defences or ())
+
+
 def same_filter(name: str, declared: Sequence[str]) -> bool:
     """Return whether a filter that a message passed is among the declared defences, by either name."""
     return name in declared or NAMES.get(name) in declared

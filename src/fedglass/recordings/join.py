@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.files import temporary_folder
+from fedglass.core.parsing import parse_json
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.facts import FactSheet, merge_or_fail
@@ -111,8 +111,8 @@ def _is_new(bundle: Bundle, ref: FileRef, writer: BundleWriter, recorded: FileRe
 def is_saved(folder: Path) -> bool:
     """Check whether a folder is that of a saved transcript (format 1)."""
     try:
-        content = json.loads(read_at_most(folder / MANIFEST, most=LONGEST))
-    except (DataError, ValueError, RecursionError):
+        content = parse_json(read_at_most(folder / MANIFEST, most=LONGEST))
+    except (DataError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
-from fedglass.recordings.facts import SOURCES, FactSheet, disputed, overlay, preferred
-from fedglass.recordings.filters import filter_problems, local_dp_std, same_filter
+from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
+from fedglass.recordings.filters import draws_poisson, filter_problems, local_dp_std, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -111,7 +111,7 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
 def _in_facts(facts: FactSheet) -> Iterator[str]:
     """Compare what the sources say of the same fact, and the number of batches with that of steps."""
     for name, values in disputed(facts):
-        if name == "config":
+        if name == "config" or _is_explained(name, values, facts):
             continue
         by_source = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
         read, declared = values.get("read"), values.get("declared")
@@ -120,6 +120,17 @@ def _in_facts(facts: FactSheet) -> Iterator[str]:
     sizes, steps = preferred(facts, "batch_sizes"), preferred(facts, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are recorded, but {steps} local step(s)"
+
+
+def _is_explained(name: str, values: Mapping[Source, Any], facts: FactSheet) -> bool:
+    """Check for two sources that differ for a reason, and do not contradict each other."""
+    read, declared = values.get("read"), values.get("declared")
+    if name == "examples" and draws_poisson(preferred(facts, "defences")):
+        # A Poisson sample leaves out some of the examples that a client declares.
+        return isinstance(read, int) and isinstance(declared, int) and read <= declared and len(values) == 2
+    if name == "defences" and len(values) == 2 and read is not None and declared is not None:
+        return all(part in read for part in declared)  # what was asked for, among what was done
+    return False
 
 
 def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:

@@ -7,7 +7,6 @@ of a larger one, the files that were used least recently are dropped, and read a
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
+from fedglass.core.parsing import parse_json
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (
@@ -134,10 +134,11 @@ def read_index(folder: Path) -> tuple[Manifest, dict[int, RoundFacts]]:
     manifest = _read_manifest(path)
     _check_unique(path, "round", [str(ref.index) for ref in manifest.rounds])
     _check_unique(path, "client", manifest.clients)
-    unknown = [name for name in manifest.always if name not in manifest.clients]
+    positions = {name: position for position, name in enumerate(manifest.clients)}
+    unknown = [name for name in manifest.always if name not in positions]
     if unknown:
         _refuse(path, f"has facts of {unknown[0]!r}, which is not one of its clients")
-    rounds = {ref.index: _read_round(folder, ref, manifest.clients) for ref in manifest.rounds}
+    rounds = {ref.index: _read_round(folder, ref, positions) for ref in manifest.rounds}
     return manifest, rounds
 
 
@@ -256,7 +257,7 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
+def _read_round(folder: Path, ref: RoundRef, positions: Mapping[str, int]) -> RoundFacts:
     path = folder / ref.file
     if ref.bytes > MOST_JSON_BYTES:
         _refuse(path, f"is said to have {ref.bytes} bytes, expected at most {MOST_JSON_BYTES}")
@@ -266,18 +267,17 @@ def _read_round(folder: Path, ref: RoundRef, clients: list[str]) -> RoundFacts:
     participants = [message.client for message in round_.messages]
     _check_unique(path, "client", participants)
     for message in round_.messages:
-        if message.client not in clients:
+        if message.client not in positions:
             _refuse(path, f"has facts of {message.client!r}, which is not one of the bundle's clients")
-        position = clients.index(message.client)
+        position = positions[message.client]
         _check_file_name(path, message.received, f"round-{round_.index:05}-client-{position:05}.safetensors")
         _check_file_name(path, message.sent, f"round-{round_.index:05}-sent-{position:05}.safetensors")
         if message.absent is not None and message.received is not None:
             _refuse(path, f"says that {message.client!r} was absent, and has its message")
     for tensors, name in ((round_.sent, "sent"), (round_.aggregated, "aggregated")):
         _check_file_name(path, tensors, f"round-{round_.index:05}-{name}.safetensors")
-    unknown = [
-        name for accepted in round_.facts.get("kept", {}).values() for name in accepted if name not in participants
-    ]
+    present = set(participants)
+    unknown = [name for accepted in round_.facts.get("kept", {}).values() for name in accepted if name not in present]
     if unknown:
         _refuse(path, f"says that the rule kept {unknown[0]!r}, which took no part in the round")
     return round_
@@ -291,15 +291,11 @@ def _check_file_name(path: Path, ref: FileRef | None, expected: str) -> None:
 
 def _parse_json(path: Path, data: bytes) -> Any:
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(data)
+    except ValueError as error:
         raise DataError(
             f"{path} is not the JSON of a bundle ({first_problem(error)}): copy the bundle again."
         ) from error
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _validate(path: Path, kind: type[T], content: Any) -> T:

@@ -7,7 +7,6 @@ join` makes a bundle of a saved transcript.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,8 +24,9 @@ from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.losses import Loss
 from fedglass.core.optimisers import OPTIMISERS
+from fedglass.core.parsing import parse_json
 from fedglass.core.tensors import Params, buffers_of, weights_of
-from fedglass.core.types import BatchNorm, Training
+from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.fl.loss.targets import name_and_options, named_loss
 from fedglass.recordings.facts import Part
@@ -41,7 +41,7 @@ SEPARATOR = "/"
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
 FileName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z_.-]{1,100}$")]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Names = Annotated[list[Text], Field(max_length=100_000)]
 
 
@@ -126,6 +126,8 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
             optimiser = OPTIMISERS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
             loss = _loss(self.training.loss)
             training = Training(**{**dict(self.training), "optimiser": optimiser, "loss": loss})
+            if training.local_steps(self.examples) > MOST_LOCAL_STEPS:
+                raise ValueError(f"{self.name[:100]!r} takes more than {MOST_LOCAL_STEPS:,} local steps")
         values = {"training": training, "untrained": tuple(self.untrained), "loss": _loss(self.loss)}
         return Participant(**{**dict(self), **values})
 
@@ -133,7 +135,7 @@ class SavedParticipant(BaseModel, frozen=True, extra="forbid"):
 class SavedRound(BaseModel, frozen=True, extra="forbid"):
     """A round: one file of its models, and one file of each message."""
 
-    index: Annotated[int, Field(ge=0)]
+    index: Annotated[int, Field(ge=0, lt=10**9)]
     models: SavedFile
     participants: Annotated[list[SavedParticipant], Field(min_length=1, max_length=100_000)]
     messages: dict[Text, SavedFile]
@@ -144,7 +146,7 @@ class SavedTerms(BaseModel, frozen=True, extra="forbid"):
     """The public facts of a federation."""
 
     shape: tuple[Count, Count, Count]
-    classes: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1, le=100_000)]
     mean: list[float]
     std: list[float]
     clients: Names
@@ -209,7 +211,7 @@ def read_saved_manifest(directory: Path) -> SavedManifest:
     path = directory / MANIFEST
     text = read_saved_bytes(path, LONGEST)
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         version = content.get("format") if isinstance(content, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise DataError(
@@ -228,9 +230,9 @@ def read_saved_manifest(directory: Path) -> SavedManifest:
             f"{path} names {twice!r} twice, expected each round and each client once: save the transcript again."
         )
     for saved in manifest.rounds:
-        names = [participant.name for participant in saved.participants]
+        names = {participant.name for participant in saved.participants}
         unknown = [name for name in (*saved.messages, *saved.kept) if name not in names]
-        if unknown or len(set(names)) != len(names):
+        if unknown or len(names) != len(saved.participants):
             raise DataError(
                 f"{path}: round {saved.index} names {unknown[:1] or 'a participant twice'}, expected messages of its "
                 "participants, each once: save the transcript again."

@@ -7,7 +7,7 @@ give None.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError, FedglassError, UpdateError
+from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.optimisers import OPTIMISERS, Optimiser
 from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtract, weights_of
-from fedglass.core.types import BatchNorm, Training
+from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
 from fedglass.models.frozen import exceeds_precision
 from fedglass.models.names import Names
 from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
+from fedglass.recordings.filters import draws_poisson
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
 from fedglass.recordings.reader import Bundle, aggregated_clients
@@ -256,6 +258,8 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
     """Return the training that the facts describe; None if they do not, or if fedglass has no such training."""
     batch_size = _batch_size(facts, examples)
     epochs, steps = preferred(facts, "epochs"), preferred(facts, "steps") or None
+    if draws_poisson(preferred(facts, "defences")):  # the defence draws its samples from all examples
+        return None if steps is None else _training(facts, None, 1, None if steps == 1 else steps, has_batch_norm)
     if batch_size is not None and examples is not None and batch_size >= examples:
         batch_size = None
     elif batch_size is None:
@@ -267,7 +271,27 @@ def training_of(facts: FactSheet, examples: int | None, has_batch_norm: bool) ->
         epochs = 1
     if epochs is None:
         return None
-    return _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
+    training = _training(facts, batch_size, epochs, steps, has_batch_norm, preferred(facts, "shuffle", True))
+    return None if training is None or training.local_steps(examples or 1) > MOST_LOCAL_STEPS else training
+
+
+def training_problems(facts: FactSheet) -> Iterator[str]:
+    """Yield why facts describe no training that can be run again, for facts of which `training_of` gives None."""
+    optimiser, name = preferred(facts, "optimiser"), preferred(facts, "loss")
+    if preferred(facts, "lr") is None:
+        yield "one learning rate of all steps was not recorded"
+    if optimiser is None:
+        yield "its optimiser was not recorded"
+    elif optimiser_of(facts) is None:
+        yield f"fedglass does not simulate the optimiser {str(optimiser)[:100]!r} with these options"
+    loss = loss_fact(facts)
+    if loss is None or target_kind(loss.get("loss")) is TargetKind.UNKNOWN:
+        yield f"fedglass does not simulate the loss {str(name)[:100]!r}" if name else "its loss is not known"
+    sizes, steps = preferred(facts, "batch_sizes", preferred(facts, "batch_size")), preferred(facts, "steps")
+    if sizes is None:
+        yield "the sizes of its batches were not recorded"
+    elif preferred(facts, "epochs") is None:
+        yield "its batches do not make whole epochs" if steps else "its number of local steps was not recorded"
 
 
 def training_of_batches(facts: FactSheet, batch_sizes: Sequence[int], examples: int) -> Training | None:

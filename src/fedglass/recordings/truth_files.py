@@ -4,31 +4,74 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field
 from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.core.files import make_folder, write_atomic
 from fedglass.core.losses import is_class_labels, is_target
+from fedglass.core.parsing import parse_json
+from fedglass.core.types import MOST_PIXELS
 from fedglass.federation.truth import Examples, Truths
-from fedglass.recordings.format import as_tensors
+from fedglass.recordings.format import Index, Sha256, as_tensors
 from fedglass.recordings.reader import first_problem
-from fedglass.recordings.saved_transcripts import LONGEST, SEPARATOR, SavedFile, read_saved_bytes, read_saved_tensors
+from fedglass.recordings.saved_transcripts import (
+    LONGEST,
+    SEPARATOR,
+    SavedFile,
+    Text,
+    read_saved_bytes,
+    read_saved_tensors,
+)
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 TENSORS, FACTS = "truth.safetensors", "truth.json"
+MOST_TRUTH_BYTES = 4 * MOST_PIXELS + LONGEST
+"""Of the tensors: no attack can handle more images."""
+
+Rows = Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+class RoundRows(BaseModel, frozen=True, extra="forbid"):
+    """The rows of its examples that a client trained on in a round."""
+
+    round: Index
+    client: Text
+    rows: Rows
+
+
+class RoundBatches(BaseModel, frozen=True, extra="forbid"):
+    """The rows, or the labels, of each local step of a client in a round."""
+
+    round: Index
+    client: Text
+    batches: Annotated[tuple[Rows, ...], Field(min_length=1)]
+
+
+class TruthFacts(BaseModel, frozen=True, extra="forbid"):
+    """`truth.json`."""
+
+    format: Literal[1] = FORMAT
+    clients: Annotated[list[Text], Field(min_length=1, max_length=100_000)]
+    """In the order of their tensors."""
+    sha256: Sha256
+    batch_labels: list[RoundBatches]
+    taken: list[RoundRows] = []
+    order: list[RoundBatches] = []
 
 
 def save_truths(truths: Truths, directory: Path) -> None:
     """Write the images and labels of each client into one folder, and by round what it trained on."""
     make_folder(directory)
     tensors = {
-        f"{i}{SEPARATOR}{kind}": tensor.contiguous()
+        f"{i}{SEPARATOR}{kind}": tensor.detach().cpu().contiguous().clone()  # no memory is shared
         for i, examples in enumerate(truths.examples.values())
         for kind, tensor in (("images", examples.images), ("labels", examples.labels))
     }
@@ -80,12 +123,14 @@ def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tenso
     pixels, classes = tensors["images"], tensors["labels"]
     pixels = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
     classes = classes if classes.is_floating_point() else classes.long()
-    same_length = pixels.dim() == 4 and classes.dim() >= 1 and len(pixels) == len(classes) > 0
+    same_length = pixels.dim() == 4 and classes.dim() >= 1 and len(pixels) == len(classes) and pixels.numel() > 0
     if not same_length or not (is_class_labels(classes) or is_target(classes)):
         raise DataError(
             f"The examples of {client!r} must be images (n, c, h, w) and as many whole labels, got "
             f"{tuple(pixels.shape)} and {tuple(classes.shape)} of {classes.dtype}."
         )
+    if classes.is_floating_point() and not bool(torch.isfinite(classes).all()):
+        raise DataError(f"The targets of {client!r} must be finite numbers, got NaN or infinity: clean them.")
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):
         raise DataError(
@@ -96,40 +141,46 @@ def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tenso
 
 
 def load_truths(directory: Path) -> Truths:
-    """Read the truths of one folder."""
+    """Read the truths of one folder, and check that rows, batches and labels are those of its examples."""
     path = directory / FACTS
     try:
-        facts = json.loads(read_saved_bytes(path, LONGEST))
-        tensors = read_saved_tensors(directory, SavedFile(file=TENSORS, sha256=facts["sha256"]))
-        examples = {
-            str(name): Examples(tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"])
-            for i, name in enumerate(facts["clients"])
-        }
-        batch_labels = {_key(entry): _batches(entry) for entry in facts["batch_labels"]}
-        taken = {_key(entry): tuple(map(int, entry["rows"])) for entry in facts.get("taken", [])}
-        order = {_key(entry): _batches(entry) for entry in facts.get("order", [])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        facts = TruthFacts.model_validate(parse_json(read_saved_bytes(path, LONGEST)))
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not a sidecar of truths ({first_problem(error)}): save the truths again."
         ) from error
-    counts = {client: len(shown.labels) for client, shown in examples.items()}
+    tensors = read_saved_tensors(directory, SavedFile(file=TENSORS, sha256=facts.sha256), MOST_TRUTH_BYTES)
+    expected = [f"{i}{SEPARATOR}{kind}" for i in range(len(facts.clients)) for kind in ("images", "labels")]
+    if sorted(expected) != sorted(tensors) or len(set(facts.clients)) < len(facts.clients):
+        raise DataError(f"{path} and {TENSORS} do not name the same clients, each once: save the truths again.")
+    examples = {
+        name: Examples(*check_examples(name, tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"]))
+        for i, name in enumerate(facts.clients)
+    }
+    taken = {(entry.round, entry.client): entry.rows for entry in facts.taken}
+    order = {(entry.round, entry.client): entry.batches for entry in facts.order}
+    batch_labels = {(entry.round, entry.client): entry.batches for entry in facts.batch_labels}
+    rows_by_client = {client: frozenset(range(len(shown.labels))) for client, shown in examples.items()}
+    labels_by_client = {client: _classes(shown.labels) for client, shown in examples.items()}
     for (_, client), rows in taken.items():
-        count = counts.get(client, 0)
-        if not rows or not all(0 <= row < count for row in rows):
-            raise DataError(f"{path}: rows of {client!r} must lie in its {count} examples: save the truths again.")
+        allowed = rows_by_client.get(client, frozenset())
+        if not allowed.issuperset(rows) or len(set(rows)) < len(rows):
+            raise DataError(
+                f"{path}: rows of {client!r} must be different rows of its {len(allowed)} examples: save the truths "
+                "again."
+            )
     for (index, client), batches in order.items():
-        allowed = set(taken.get((index, client), range(counts.get(client, 0))))
-        if not batches or not all(batch and allowed.issuperset(batch) for batch in batches):
+        trained = frozenset(taken.get((index, client), rows_by_client.get(client, frozenset())))
+        if not all(trained.issuperset(batch) for batch in batches):
             raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
+    for (_, client), batches in batch_labels.items():
+        if not all(labels_by_client.get(client, frozenset()).issuperset(batch) for batch in batches):
+            raise DataError(f"{path}: labels of batches of {client!r} must be among its own: save the truths again.")
     return Truths(examples, batch_labels, taken, order)
 
 
-def _key(entry: Mapping[str, Any]) -> tuple[int, str]:
-    return int(entry["round"]), str(entry["client"])
-
-
-def _batches(entry: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(number) for number in batch) for batch in entry["batches"])
+def _classes(labels: Tensor) -> frozenset[int]:
+    return frozenset(labels.tolist()) if is_class_labels(labels) else frozenset()
 
 
 MOST_TRUTHS = 10_000
@@ -157,7 +208,8 @@ def read_truths(folder: Path, clients: Collection[str]) -> Truths:
         )
     truths = [load_truths(place) for place in places]
     names = [name for truth in truths for name in truth.examples]
-    wrong = next((name for name in names if name not in clients or names.count(name) > 1), None)
+    known = set(clients)
+    wrong = next((name for name, times in Counter(names).items() if name not in known or times > 1), None)
     if wrong is not None:
         raise DataError(
             f"{folder}: the truth of {wrong!r} is there twice, or it is not one of the recorded clients "

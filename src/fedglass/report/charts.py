@@ -147,6 +147,59 @@ def trade_off(
     return _svg(title, parts + _key(below, start, bottom + 52), bottom + 38 + KEY * len(below))
 
 
+@dataclass(frozen=True)
+class ChartPoint:
+    """A point of a front chart, with the interval of its vertical value."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    marked: bool = False
+    """Whether it is ringed."""
+
+
+def front_chart(
+    title: str,
+    series: Mapping[str, Sequence[ChartPoint]],
+    front: Sequence[tuple[float, float]],
+    x_title: str,
+    y_title: str,
+    *,
+    span: tuple[float, float],
+    limit: float | None,
+    blind: float,
+    levels: Mapping[str, float],
+) -> Markup:
+    """Draw points with intervals over a logarithmic axis that covers `span`, and the front of the best ones as a line.
+
+    The side above `limit` is shaded. Dotted: a blind guess, upright, and up to two `levels` of the vertical axis.
+    """
+    top, bottom, start = 22, 190, START
+    points = [point for some in series.values() for point in some]
+    x = Axis(span[0], span[1], start, WIDTH - EDGE, log=True)
+    y = _linear([*levels.values(), *(v for p in points for v in (p.low, p.high))], bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom)]
+    if limit is not None:
+        width = WIDTH - EDGE - x.at(limit)
+        parts.insert(
+            0, f'<rect class="zone" x="{x.at(limit):.1f}" y="{top}" width="{width:.1f}" height="{bottom - top}"/>'
+        )
+        parts.append(_line("limit", x.at(limit), top, x.at(limit), bottom))
+    parts.append(_line("blind", x.at(blind), top, x.at(blind), bottom))
+    for (name, level), anchor in zip(levels.items(), ("end", "start"), strict=False):  # on two sides: they may be close
+        parts.append(_line("blind", start, y.at(level), WIDTH - EDGE, y.at(level)))
+        parts.append(_text("tick", start + 4 if anchor == "start" else WIDTH - EDGE, y.at(level) - 4, name, anchor))
+    parts.append(_polyline("front", [(x.at(a), y.at(b)) for a, b in front]))
+    for number, some in enumerate(series.values()):
+        for p in some:
+            parts.append(_line(f"bar c{number % 4}", x.at(p.x), y.at(p.low), x.at(p.x), y.at(p.high)))
+            parts.append(_dot(f"c{number % 4}", x.at(p.x), f"{y.at(p.y):.1f}"))
+            parts += [f'<circle class="ring" cx="{x.at(p.x):.1f}" cy="{y.at(p.y):.1f}" r="8"/>'] if p.marked else []
+    parts.append(_x_title(x_title, bottom))
+    return _svg(title, parts + _key(list(series), start, bottom + 52), bottom + 38 + KEY * len(series))
+
+
 def line_chart(title: str, values: Sequence[float], last: float, x_title: str, reach: Sequence[float] = ()) -> Markup:
     """Draw values at equal distances along an axis from 0 to `last`; the vertical axis also covers `reach`."""
     top, bottom, start = 8, 168, START

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 from pydantic import JsonValue
 
+from fedglass.core.text import EPSILON_MEANING
 from fedglass.report.page import term_anchor
 from fedglass.verdict.collect_doubts import NAMED, ORDER, doubts_of, flag
 from fedglass.verdict.doubts import Doubt, Question
@@ -109,9 +110,7 @@ TERMS = {
         "The share of hits minus the share of false alarms of the best test that says whether a record was used. 0 % "
         "is a blind guess."
     ),
-    "epsilon": (
-        "The customary measure of differential privacy, stated with a small probability delta. Lower is more private."
-    ),
+    "epsilon": f"The customary measure of differential privacy; lower is more private. {EPSILON_MEANING}",
     "blind guess": (
         "An image made without looking at the message, such as plain grey. An image that is no better than this does "
         "not count as recovered."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,22 +10,27 @@ from typing import Any
 from fedglass.core.errors import UsageError
 from fedglass.core.files import open_file
 from fedglass.core.metric_scale import Scale
+from fedglass.core.parsing import parse_toml
 from fedglass.report import sections
 from fedglass.report.evidence import certificate_facts, certificates_of, game_facts, games_of
 from fedglass.report.glossary import Glossary, doubts_by_question
+from fedglass.report.overview import overview
 from fedglass.report.page import Album, Names, PageTable, Pair, TableCell, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
 from fedglass.report.threat import threat_section
+from fedglass.verdict.baseline import Baseline
 from fedglass.verdict.collect_doubts import flags_of, with_refutations
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge, reads, serious_doubts
+from fedglass.verdict.outcomes import Outcome, outcomes_of
 from fedglass.verdict.records import Picture, Record, grouped
 from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read_summary, scales_of
 from fedglass.verdict.texts import count, percent
 
 LONGEST_PLAN = 2**20
+NO_BASELINE = Baseline()
 
 
 def plan_text(directory: Path) -> str | None:
@@ -45,8 +49,8 @@ def title_of(plan: str | None) -> str:
     ('Pilot', '', '')
     """
     try:
-        title = tomllib.loads(plan or "").get("title", "")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        title = parse_toml(plan or "").get("title", "")
+    except ValueError:
         return ""
     return title.strip() if isinstance(title, str) else ""
 
@@ -84,25 +88,34 @@ def judged_by(directory: Path, done: int) -> tuple[Gate, int | None, Mapping[str
     return summary.judged_by(), max(0, summary.planned - done), summary.scales
 
 
-WORST = 12
+SHOWN = 12
+"""Images in the gallery, unless more were recovered or are partly recognisable."""
+FIRST = 3
+"""Images on the first screen."""
 FILM = "steps of the refinement"
 
 
-def write_report(directory: Path, output: Path | None = None) -> Path:
+def write_report(
+    directory: Path, output: Path | None = None, baseline: Baseline = NO_BASELINE, pictures: bool = True
+) -> Path:
     """Write the page of an audit directory, by default to `report.html` in it, and return its path.
 
     An audit that was stopped early can be reported too; its page says that it is incomplete.
     """
-    return write_page(output or directory / REPORT, audit_page(directory, records_of(directory)))
+    return write_page(output or directory / REPORT, audit_page(directory, records_of(directory), baseline, pictures))
 
 
-def audit_page(directory: Path, records: Sequence[Record]) -> str:
-    """Return the page as text."""
+def audit_page(
+    directory: Path, records: Sequence[Record], baseline: Baseline = NO_BASELINE, pictures: bool = True
+) -> str:
+    """Return the page as text, with the private images or without."""
     gate, missing, stored_scales = judged_by(directory, len(records))
     scales, names, attacks = scales_of(records, stored_scales), short_names(records), attacks_in(records)
-    verdict, groups = judge(records, gate, missing), by_attack(records, gate)
-    views, album = by_view(records, gate), Album(directory)
-    worst = _worst(records, gate, scales, album, names)
+    verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
+    groups, outcomes = by_attack(records, gate), outcomes_of(records, gate)
+    views, album = by_view(records, gate), Album(directory, shows=pictures)
+    ranked = _distinct(rank(records, gate), album)
+    worst = _gallery(ranked, records, gate, scales, album, names)
     unscored, more_unscored = _all_unscored(records, album, names)
     energies, more_energies = sections.energy_figures(records, groups, names)
     utility, utility_plot = sections.utility_table(views or groups, gate, names)
@@ -115,9 +128,13 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
         title=title_of(plan),
         ended=ended(directory, records),
         verdict=verdict,
-        facts=_facts(records, gate),
+        overview=overview(records, verdict, gate, names),
+        facts=_facts(records, gate, ranked, missing),
         gate=gate,
+        accepted=_accepted_table(baseline, outcomes),
+        remarks_on_baseline=baseline.remarks(outcomes),
         worst=worst,
+        first=(worst or unscored)[:FIRST],
         unscored=unscored,
         more_unscored=more_unscored,
         games=games_of(records, gate, names),
@@ -149,16 +166,26 @@ def audit_page(directory: Path, records: Sequence[Record]) -> str:
     )
 
 
-def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
-    tallies = gate.tally(records)
+def _accepted_table(baseline: Baseline, outcomes: Sequence[Outcome]) -> PageTable:
+    """Return the findings that the baseline accepts, with the reason and the last day."""
+    rows = [
+        [f"{o.record.attack}: {o.title}", o.record.key, o.sentence, entry.reason, str(entry.expires)]
+        for o, entry in baseline.accepted(outcomes)
+    ]
+    return PageTable(["finding", "record", "what it says", "reason", "accepted until"], list(map(list, rows)))
+
+
+def _facts(
+    records: Sequence[Record], gate: Gate, ranked: Sequence[ScoredImage], missing: int | None
+) -> list[tuple[str, str]]:
+    """Return the counts below the verdict; images are counted once, however often they were attacked."""
     done = sum(record.status == "done" for record in records)
-    facts = [("attacks", str(len({r.attack for r in attacks_in(records)}))), ("cases run", f"{done} of {len(records)}")]
-    if tallies:
-        worst = tallies[0]
-        best = gate.scale.best(t.best for t in tallies)
-        facts.insert(0, ("recovered by the worst attack", f"{worst.recovered} of {worst.images} images"))
-        facts.insert(1, (f"best {gate.scale.title} of any image", gate.scale.show(best)))
-    near = sum(sum(ImageScores.of(r).near(gate.metric, gate.scale, gate.threshold)) for r in records)
+    planned = f"{len(records) + missing}" if missing is not None else "an unknown number"
+    facts = [("attacks", str(len({r.attack for r in attacks_in(records)}))), ("cases run", f"{done} of {planned}")]
+    if ranked:
+        recovered = f"{sum(case.recovered for case in ranked)} of {len(ranked)}"
+        facts.insert(0, ("different images recovered by any attack", recovered))
+    near = sum(case.near for case in ranked)
     if near:
         facts.append(("partly recognisable", count(near, "image")))
     if not gate.inconclusive_fails:
@@ -166,21 +193,26 @@ def _facts(records: Sequence[Record], gate: Gate) -> list[tuple[str, str]]:
     return facts
 
 
-def _worst(records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names) -> list[Pair]:
-    """Return every private image once with its closest reconstruction, the most leaked first."""
-    pairs: list[Pair] = []
-    shown: set[bytes | str] = set()
+def _distinct(ranked: Sequence[ScoredImage], album: Album) -> list[ScoredImage]:
+    """Return every private image once, by its closest reconstruction."""
+    by_original: dict[bytes | str, ScoredImage] = {}
+    for case in ranked:
+        if case.picture is not None:
+            by_original.setdefault(album.content(case.picture.original) or case.picture.original, case)
+    return list(by_original.values())
+
+
+def _gallery(
+    ranked: Sequence[ScoredImage], records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names
+) -> list[Pair]:
+    """Return private images next to their closest reconstructions: all recovered ones, and others up to a number."""
     record_by_key = {record.key: record for record in records}
-    for case in rank(records, gate):
-        if case.picture is None or len(pairs) == WORST:
-            continue
-        original = album.content(case.picture.original) or case.picture.original
-        if original not in shown:
-            shown.add(original)
-            pairs.append(
-                _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
-            )
-    return pairs
+    shown = [case for place, case in enumerate(ranked) if place < SHOWN or case.recovered or case.near]
+    return [
+        _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
+        for case in shown
+        if case.picture is not None
+    ]
 
 
 def _origin(record: Record, owner: str | None, names: Names) -> list[str]:
@@ -262,8 +294,8 @@ def _all_unscored(records: Sequence[Record], album: Album, names: Names) -> tupl
     number = sum(len(_unscored_paths(record)) for record in records)
     pairs: list[Pair] = []
     for record in records:
-        if len(pairs) < WORST:
-            pairs += _unscored(record, album, [record.attack, names[record.view]], WORST - len(pairs))
+        if len(pairs) < SHOWN:
+            pairs += _unscored(record, album, [record.attack, names[record.view]], SHOWN - len(pairs))
     return pairs, number - len(pairs)
 
 

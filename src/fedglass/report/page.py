@@ -47,6 +47,8 @@ class Album:
 
     root: Path
     budget: int = BUDGET
+    shows: bool = True
+    """Whether the page has pictures at all."""
     _pictures: dict[str, tuple[bytes, int, int] | str] = field(default_factory=dict)
 
     def inline(self, path: str, alt: str) -> InlinePicture:
@@ -55,6 +57,8 @@ class Album:
         if isinstance(loaded, str):
             return InlinePicture(None, alt, missing=loaded)
         data, width, height = loaded
+        if not self.shows:
+            return InlinePicture(None, alt, missing="left out")
         if len(data) > self.budget:
             return InlinePicture(None, alt, missing=f"left out to keep the page small: {path}")
         self.budget -= len(data)

@@ -1,156 +1,60 @@
 """Reports for pipelines: JUnit XML with one test case for each record, and SARIF with one result for each finding.
 
-In JUnit XML a leak and an exposed record are failures, a failed case is an error, and a message without a certificate
-is skipped. SARIF has a rule for a leak and one for each kind of doubt.
+In JUnit XML a leak and an exposed record are failures. A failed case is an error, and so is an inconclusive one. SARIF
+has a rule for each kind of finding and of doubt, whose identifiers do not change from version to version.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from fedglass import __version__
-from fedglass.report.html import judged_by, records_of
+from fedglass.report.html import NO_BASELINE, judged_by, plan_text, records_of
 from fedglass.report.page import anchor, write_page
+from fedglass.verdict.baseline import Baseline
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import PLAN
 from fedglass.verdict.doubts import Severity
-from fedglass.verdict.gate import Gate, is_mute
-from fedglass.verdict.images import ImageScores
-from fedglass.verdict.judge import Verdict, judge, reads
+from fedglass.verdict.gate import Gate
+from fedglass.verdict.judge import Verdict, judge
+from fedglass.verdict.outcomes import Outcome, OutcomeKind, outcomes_of, unfinished, without_paths
 from fedglass.verdict.records import Record
-from fedglass.verdict.texts import count, percent
-
-OutcomeKind = Literal["leak", "exposed", "failed", "inconclusive", "allowed", "clear", "none"]
-"""`allowed`: an attack recovered images, but no larger share than the gate allows. `none`: an attack recovered nothing,
-which by itself proves nothing."""
-
-_FOLDERS = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:\"']+[/\\])+")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one record: its kind and a sentence."""
-
-    record: Record
-    kind: OutcomeKind
-    sentence: str
-
-    @property
-    def title(self) -> str:
-        """The case as text."""
-        return f"{self.record.view}, round {self.record.round}, repeat {self.record.repeat + 1}"
-
-
-def outcomes_of(records: Sequence[Record], gate: Gate) -> list[Outcome]:
-    """Return the result of every record, in their order."""
-    guilty = {tally.attack for tally in gate.tally(records) if tally.share > gate.max_share and not tally.oracle}
-    return [Outcome(record, *_outcome(record, gate, record.attack in guilty)) for record in records]
-
-
-def unfinished(missing: int | None, records: Sequence[Record]) -> str:
-    """Return why the audit is not complete, so that a report does not look like a pass; empty if it is."""
-    if missing is None:
-        return "It is not known how many cases were planned: the audit was stopped before its end. Run it again."
-    if missing:
-        return f"{count(missing, 'planned case')} not run yet: run the audit again to continue it."
-    return "" if records else "No case has run."
-
-
-def without_paths(text: str) -> str:
-    """Return a text without the folders of this machine.
-
-    >>> without_paths("no such file: /home/me/data/a.npz; see https://example.org/a/b")
-    'no such file: a.npz; see https://example.org/a/b'
-    """
-    return _FOLDERS.sub("", text)
-
-
-def _outcome(record: Record, gate: Gate, guilty: bool) -> tuple[OutcomeKind, str]:
-    """Return the kind of a record's result, and a sentence."""
-    if record.status == "failed":
-        return "failed", f"The case failed: {without_paths(record.error or '')}"
-    if is_mute(record):
-        return "inconclusive", serious_text(record, gate)
-    if record.kind == "game":
-        return _game(record, gate)
-    if record.kind == "certificate":
-        return _certificate(record, gate)
-    values = [value for value in gate.scores(record) if value is not None]
-    hits = sum(gate.hits(ImageScores.of(record)))
-    if reads(record) and not hits:
-        read = count(len(record.labels_recovered), "image")
-        return "leak", f"{record.attack} ({record.method}) read {read}, which explains the message."
-    if hits:
-        best = gate.scale.show(gate.scale.best(values))
-        text = f"{record.attack} recovered {hits} of {len(values)} private images ({gate.rule}; best {best})."
-        if record.oracle:
-            return "none", f"{text} It used oracle knowledge, so this decides nothing."
-        allowed = f" The gate allows {percent(gate.max_share)} of an attack's images."
-        return ("leak", text) if guilty else ("allowed", text + allowed)
-    if values and gate.judged(record):
-        return "none", f"{record.attack} recovered no private image ({gate.rule})."
-    return _unscored(record, gate)
-
-
-def _unscored(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
-    """Explain why images have no score; an attack without anything to score is not a gap of the audit."""
-    why = serious_text(record, gate)
-    if gate.judged(record) and not why:
-        return "none", " ".join(flag.advice for flag in flags_of(record, gate))
-    why = record.skipped_metrics.get(gate.metric, "") or why
-    return "inconclusive", f"Not all images have a score of {gate.scale.title}. {why}".rstrip()
-
-
-def _game(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
-    game = record.game
-    if game is None:
-        return "none", " ".join(flag.advice for flag in flags_of(record, gate))
-    named = round(game.top1 * game.records)
-    text = f"The message names {named} of {count(game.records, 'record')} among {game.candidates:,} candidates."
-    return "exposed" if gate.exposes(record) else "none", text
-
-
-def _certificate(record: Record, gate: Gate) -> tuple[OutcomeKind, str]:
-    doubts = serious_text(record, gate)
-    if doubts or record.certificate is None:
-        return "inconclusive", doubts or "There is no certificate."
-    return "clear", f"Success of any adversary in naming a record: at most {percent(gate.allowed(record))}."
-
-
-def serious_text(record: Record, gate: Gate) -> str:
-    """Return the serious doubts of a record as text."""
-    return " ".join(f"{flag.name}: {flag.advice}" for flag in flags_of(record, gate) if flag.severity == "serious")
-
+from fedglass.verdict.texts import PROTECT, TABLE
 
 ELEMENTS: dict[OutcomeKind, str] = {
     "leak": "failure",
     "exposed": "failure",
     "failed": "error",
-    "inconclusive": "skipped",
+    "inconclusive": "error",
 }
+"""As skipped, an inconclusive case would be green in every dashboard."""
 
 
-def write_junit(directory: Path, path: Path) -> Path:
+def write_junit(directory: Path, path: Path, baseline: Baseline = NO_BASELINE) -> Path:
     """Write the records of an audit directory as JUnit XML, and return the path."""
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
-    return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records)))
+    return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records), baseline))
 
 
-def junit(outcomes: Sequence[Outcome], gate: Gate, incomplete: str = "") -> str:
-    """Return the document; `incomplete` says why the audit is not complete, which is an error too."""
+def junit(outcomes: Sequence[Outcome], gate: Gate, incomplete: str = "", baseline: Baseline = NO_BASELINE) -> str:
+    """Return the document; `incomplete` says why the audit is not complete, which is an error too.
+
+    A finding that the baseline accepts is skipped, with the reason. So is an inconclusive case if the plan chose that
+    it does not fail.
+    """
     root = Element("testsuites", name="fedglass")
     for attack in dict.fromkeys(outcome.record.attack for outcome in outcomes):
         suite = SubElement(root, "testsuite", name=legal(attack))
         for outcome in outcomes:
             if outcome.record.attack == attack:
-                _case(suite, outcome, gate)
+                _case(suite, outcome, gate, baseline)
     if incomplete:
         suite = SubElement(root, "testsuite", name="audit")
         case = SubElement(suite, "testcase", classname="fedglass.audit", name="every planned case has run", time="0")
@@ -171,7 +75,7 @@ def legal(text: str) -> str:
     return "".join(c if c in "\t\n\r" or any(a <= ord(c) <= b for a, b in ranges) else "?" for c in text)
 
 
-def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
+def _case(suite: Element, outcome: Outcome, gate: Gate, baseline: Baseline) -> None:
     record = outcome.record
     doubts = [f"{flag.severity}: {flag.name}: {flag.advice}" for flag in flags_of(record, gate)]
     case = SubElement(
@@ -182,7 +86,10 @@ def _case(suite: Element, outcome: Outcome, gate: Gate) -> None:
         time=f"{record.seconds:.3f}",
     )
     if outcome.kind in ELEMENTS:
-        element = SubElement(case, ELEMENTS[outcome.kind], type=outcome.kind, message=legal(outcome.sentence))
+        tag, text, entry = ELEMENTS[outcome.kind], outcome.sentence, baseline.of(record)
+        if entry is not None or (outcome.kind == "inconclusive" and not gate.inconclusive_fails):
+            tag, text = "skipped", text if entry is None else f"Accepted until {entry.expires}: {entry.reason}. {text}"
+        element = SubElement(case, tag, type=outcome.kind, message=legal(text))
         element.text = legal("\n".join(doubts))
     elif doubts:
         SubElement(case, "system-out").text = legal("\n".join([outcome.sentence, *doubts]))
@@ -207,34 +114,86 @@ KINDS: dict[OutcomeKind, tuple[str, str, str]] = {
     "inconclusive": ("inconclusive", "error", "Nothing bounds what a message reveals."),
 }
 """Kind of a result that is a finding by itself -> its rule, level and description."""
+STEPS = {
+    "leak": PROTECT,
+    "exposed": PROTECT,
+    "leak-allowed": "Look at the pictures in the report, and lower gate.max_share if they are private.",
+    "case-failed": "Read the error of the case in the report, correct it, and run the same command again.",
+    "inconclusive": "Read the doubts of the case in the report: each names the step that would settle it.",
+}
+"""Rule of a finding -> what to do."""
+SECURITY = {"leak": "9.1", "exposed": "7.5", "inconclusive": "5.5", "leak-allowed": "3.9", "case-failed": "3.9"}
+SECURITY_OF_LEVEL = {"error": "5.5", "warning": "3.9", "note": "1.0"}
+"""Scores from 0 to 10 that GitHub sorts findings by: of findings by rule, of doubts by level."""
+TAGS = ["security", "privacy", "federated-learning", "CoSAI:FLP", "OWASP-AISVS:C11"]
+"""CoSAI's risk map: leaks of federated learning (FLP). OWASP AISVS: chapter C11, adversarial robustness and privacy."""
 
 
-def write_sarif(directory: Path, path: Path) -> Path:
-    """Write the records of an audit directory as SARIF, and return the path."""
+def write_sarif(directory: Path, path: Path, baseline: Baseline = NO_BASELINE, plan: str = PLAN) -> Path:
+    """Write the records of an audit directory as SARIF, and return the path.
+
+    `plan` is the plan file as a path in the repository, which is the place of every finding. The default is the copy in
+    the audit directory: the place of the user's own file stays private.
+    """
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
-    text = sarif(records, gate, missing)
-    return write_page(path, json.dumps(text, indent=1, allow_nan=False) + "\n")
+    log = sarif(records, gate, missing, baseline, plan, plan_text(directory) or "")
+    return write_page(path, json.dumps(log, indent=1, allow_nan=False) + "\n")
 
 
-def sarif(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> dict[str, Any]:
+def sarif(
+    records: Sequence[Record],
+    gate: Gate,
+    missing: int | None = 0,
+    baseline: Baseline = NO_BASELINE,
+    plan: str = PLAN,
+    plan_content: str = "",
+) -> dict[str, Any]:
     """Return the log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
     outcomes, rules, results = outcomes_of(records, gate), dict[str, dict[str, Any]](), list[dict[str, Any]]()
     for outcome in outcomes:
+        place = _place(plan, plan_content, outcome.record.attack)
         for rule, level, description, text in _findings(outcome, gate):
-            facts = {"shortDescription": message(description), "defaultConfiguration": {"level": level}}
-            rules.setdefault(rule, {"id": rule, **facts})
-            results.append(_result(outcome, rule, level, text))
+            rules.setdefault(rule, _rule(rule, level, description))
+            results.append(_result(outcome, rule, level, text, place, baseline))
     order = sorted(rules)
     for result in results:
         result["ruleIndex"] = order.index(result["ruleId"])
+    verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
     run = {
         "tool": {"driver": {"name": "fedglass", "version": __version__, "rules": [rules[name] for name in order]}},
-        "invocations": [_invocation(judge(records, gate, missing), outcomes, unfinished(missing, records))],
+        "invocations": [_invocation(verdict, outcomes, unfinished(missing, records))],
         "results": results,
         "columnKind": "unicodeCodePoints",
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+DOUBTS = {anchor(kind): flag for kind, flag in TABLE.items()}
+"""Rule of a doubt -> its texts."""
+
+
+def _rule(rule: str, level: str, description: str) -> dict[str, Any]:
+    """Return a rule with its help: what it means and what to do."""
+    meaning, step = description, STEPS.get(rule, "")
+    if rule in DOUBTS:
+        blank = defaultdict(lambda: "...", dict[str, str]())
+        meaning, step = (text.format_map(blank) for text in (DOUBTS[rule].text, DOUBTS[rule].step))
+    parts = {"What it means": meaning, "What to do": step}
+    markdown = "\n\n".join(f"**{title}.** {text}" for title, text in parts.items() if text)
+    return {
+        "id": rule,
+        "shortDescription": message(description),
+        "help": {**message(f"{meaning} {step}".rstrip()), "markdown": markdown},
+        "defaultConfiguration": {"level": level},
+        "properties": {"tags": TAGS, "security-severity": SECURITY.get(rule, SECURITY_OF_LEVEL[level])},
+    }
+
+
+def _place(plan: str, content: str, attack: str) -> dict[str, Any]:
+    """Return the plan file at the line that names the attack, or at its first line."""
+    named = (number for number, line in enumerate(content.splitlines(), 1) if f'"{attack}"' in line)
+    return {"artifactLocation": {"uri": plan}, "region": {"startLine": next(named, 1)}}
 
 
 def message(text: str) -> dict[str, str]:
@@ -258,19 +217,32 @@ def _findings(outcome: Outcome, gate: Gate) -> Iterator[tuple[str, str, str, str
         yield anchor(flag.kind), LEVELS[flag.severity], f"{flag.question.value} Doubt: {flag.name}.", flag.advice
 
 
-def _result(outcome: Outcome, rule: str, level: str, text: str) -> dict[str, Any]:
-    place = f"{outcome.record.attack}: {outcome.title}"
-    # The copy in the audit directory: the place of the user's own file stays private.
-    physical = {"artifactLocation": {"uri": PLAN}, "region": {"startLine": 1}}
-    logical = {"name": outcome.record.attack, "fullyQualifiedName": place}
+def _result(
+    outcome: Outcome, rule: str, level: str, text: str, physical: dict[str, Any], baseline: Baseline
+) -> dict[str, Any]:
+    record, place = outcome.record, f"{outcome.record.attack}: {outcome.title}"
+    logical = {"name": record.attack, "fullyQualifiedName": place}
+    # The key of a case changes with the version and the seed; a tracker must know the finding again.
+    finding = "\n".join([rule, record.attack, record.view, str(record.round), str(record.repeat)])
+    hashed = hashlib.sha256(finding.encode(errors="replace")).hexdigest()[:16]
+    entry = baseline.of(record) if outcome.is_finding else None
+    suppressed = {} if entry is None else {"suppressions": [_suppression(f"Until {entry.expires}: {entry.reason}")]}
     return {
         "ruleId": rule,
         "ruleIndex": 0,
         "level": level,
         "message": message(f"{place}. {text}"),
         "locations": [{"physicalLocation": physical, "logicalLocations": [logical]}],
-        "partialFingerprints": {"fedglassCase/v1": f"{outcome.record.key}/{rule}"},
+        "partialFingerprints": {
+            "fedglassCase/v1": f"{record.key}/{rule}",
+            "primaryLocationLineHash": f"{hashed}:1",
+        },
+        **suppressed,
     }
+
+
+def _suppression(reason: str) -> dict[str, str]:
+    return {"kind": "external", "status": "accepted", "justification": without_paths(reason)}
 
 
 def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], incomplete: str) -> dict[str, Any]:

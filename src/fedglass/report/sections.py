@@ -6,7 +6,6 @@ Each is a plain value, computed from the records alone.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +14,11 @@ from markupsafe import Markup
 from fedglass.core.metric_scale import Scale
 from fedglass.core.text import AFTER_ROUND
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
+from fedglass.report.overview import reader, recovered_by_client
 from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.doubts import DoubtKind
-from fedglass.verdict.gate import Gate, is_mute
+from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Record, grouped
 from fedglass.verdict.summary import AttackFigures, ScoredImage
@@ -236,27 +236,13 @@ def _recovered_note(records: Sequence[Record], option: str, gate: Gate) -> str:
     return f"Recovered ({gate.rule}) at {'; '.join(texts)}."
 
 
-READERS = {"server": "anyone with access to the server", "aggregate": "anyone with access to the server"}
-"""Standpoint -> who can run such an attack."""
-
-
 def images_by_owner(records: Sequence[Record], gate: Gate, names: Names) -> PageTable | None:
     """Return, for each view, how many images of each client were recovered; None if the owners are unknown."""
-    owned = [record for record in records if record.status == "done" and record.owners and not is_mute(record)]
-    views = grouped(owned, lambda record: record.view)
     rows = []
-    for view, group in views.items():
-        owners = group[0].owners
-        # The images that an attack recovered in at least one repeat.
-        recovered = {i for record in group for i, hit in enumerate(gate.hits(ImageScores.of(record))) if hit}
-        hits, images = Counter(owners[i] for i in recovered if i < len(owners)), Counter(owners)
-        by_client = [f"{client}: {hits[client]} of {total}" for client, total in images.items()]
-        shares = f"{len(recovered)} of {len(owners)}", ", ".join(some(by_client, 12))
-        rows.append([names[view], _reader(group[0]), *shares])
+    for view, group in grouped(attacks_in(records), lambda record: record.view).items():
+        by_client = recovered_by_client(group, gate)
+        if by_client:
+            hits, images = (sum(column) for column in zip(*by_client.values(), strict=True))
+            texts = [f"{client}: {some_hits} of {total}" for client, (some_hits, total) in by_client.items()]
+            rows.append([names[view], reader(group[0]), f"{hits} of {images}", ", ".join(some(texts, 12))])
     return PageTable(["view", "who could do this", "recovered", "by client"], rows) if rows else None
-
-
-def _reader(record: Record) -> str:
-    if record.standpoint == "peer" and record.participants:
-        return f"any of the {len(record.participants)} participants"
-    return READERS.get(record.standpoint, "unknown")

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -17,23 +18,19 @@ from typing import Any
 
 from fedglass import __version__
 from fedglass.audit.cases import AuditProgress, Case
+from fedglass.audit.cost import iterations_of_stages
 from fedglass.audit.play import was_cut_short
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
-from fedglass.reproduce.cost import (
-    GradientTimer,
-    experiment_seconds,
-    iterations_of_stages,
-    time_gradient,
-    warm_up_seconds,
-)
+from fedglass.reproduce.cost import GradientTimer, experiment_seconds, time_gradient, warm_up_seconds
 from fedglass.reproduce.image_sources import KINDS, populations
-from fedglass.reproduce.paper import Experiment, paper_of
+from fedglass.reproduce.paper import Comparison, Experiment, paper_of
 from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import ready_to_run
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
+from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 
 BATCH_SECONDS = 600.0
@@ -134,6 +131,8 @@ def _runs(
     entry: Entry, stand_ins: Path | None, data: Sequence[str], seed: int, weights: Mapping[str, str]
 ) -> list[PlannedRun]:
     of = table(entry.table)
+    if of.name in paper_of(of).compared:
+        return []
     request = replace(entry.request(of), weights={n: weights[n] for n in weights_names(of) if n in weights})
     rows = choose_rows(of, [entry.rows] if entry.rows else [])
     settings = [part.setting for row in rows for part in row.parts()]
@@ -156,6 +155,35 @@ def _runs(
         for cell in cells(of, rows, methods, entry.clients, sets, request, seed)
         for case in cell.cases
     ]
+
+
+def append_computed(chosen: Iterable[Entry], folder: Path) -> int:
+    """Append what is computed without a run, unless it is there; return how many lines were written."""
+    places, written = read_results(folder).places(), 0
+    for of in {entry.table: table(entry.table) for entry in chosen}.values():
+        compare = paper_of(of).compared.get(of.name)
+        for result in [] if compare is None else _computed(of, compare(of)):
+            if result.place not in places:
+                append_result(folder, result)
+                written += 1
+    return written
+
+
+def _computed(of: Table, comparison: Comparison) -> Iterator[Result]:
+    for (row, method), metrics in comparison.measured.items():
+        yield Result(
+            table=of.name,
+            row=row,
+            method=method,
+            client=None,
+            seed=0,
+            metrics=metrics,
+            data="none, computed",
+            stand_in=False,
+            version=__version__,
+            command=f"fedglass reproduce {of.name}",
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -247,6 +275,9 @@ class ResultWriter:
         elif record.status == "failed":
             self.failed += 1
         self.progress.finished(case, record)
+
+    def decided(self, verdict: Verdict) -> None:
+        """Ignore the verdict: a published table has no gate."""
 
     def append(self, run: PlannedRun, result: Result) -> None:
         """Append the line of a run, unless it is there."""

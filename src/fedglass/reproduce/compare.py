@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedglass.audit.cost import iterations_of_stages
 from fedglass.reproduce.cases import Cell, TrialCase
-from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table, mean_and_spread, number, setting_text
 from fedglass.verdict.records import Record

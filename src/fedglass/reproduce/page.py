@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedglass.audit.cost import duration
 from fedglass.report.page import Album, InlinePicture, PageTable, TableCell, render, write_page
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.charts import charts_of, describe_setting, join_setting
@@ -19,7 +20,6 @@ from fedglass.reproduce.compare import (
     remarks,
     strips_of,
 )
-from fedglass.reproduce.cost import duration
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.records import Record
 

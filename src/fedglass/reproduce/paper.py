@@ -176,6 +176,8 @@ class Comparison:
 
     heads: Sequence[str]
     lines: Sequence[Sequence[str]]
+    measured: Mapping[tuple[int, str], Mapping[str, float]]
+    """Computed measures by row and method; `same_` before the name of a printed text is 1 where it came out."""
 
 
 @dataclass(frozen=True)

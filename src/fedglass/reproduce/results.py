@@ -190,6 +190,10 @@ class MeasuredLine:
             for name, measure in of.measures.items()
             if isinstance(printed := self.row.values.get(self.method, {}).get(name), Printed)
             and (value := self.value(name)) is not None
+        } | {
+            "met" if same.mean == 1 else "missed"
+            for name in of.measures
+            if (same := self.value(f"same_{name}")) is not None
         }
         return next((word for word in ("missed", "beaten", "met") if word in outcomes), "")
 

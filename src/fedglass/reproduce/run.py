@@ -17,7 +17,7 @@ from fedglass.audit.target import RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.execution.executor import Executor, client_trainer, persistent
-from fedglass.execution.machine import device_named, one_thread
+from fedglass.execution.machine import device_named, repeatable_arithmetic
 from fedglass.federation.client import Client, TrainClients, train_sequentially
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
 from fedglass.reproduce.image_sources import MOST_WRITERS, Population
@@ -33,7 +33,7 @@ from fedglass.reproduce.paper import Setup, WarmUp
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
 
-TRAINED = "trained"
+TRAINED, STATES = "trained", "states"
 
 
 def network_file(trial: ClientTrial, directory: Path, rounds: int | None = None) -> Path | None:
@@ -61,7 +61,7 @@ def trained_network(
     path = network_file(trial, directory)
     if path is None:
         return None
-    with one_thread():
+    with repeatable_arithmetic():
         if not path.is_file():
             done, weights = _shorter(trial, directory)
             model = warm_up_network(setup, population, seed, progress, done, weights, answers)
@@ -125,11 +125,13 @@ def ready_to_run(directory: Path, executor: Executor) -> Iterator[Play]:
     One command at a time in a directory: two would run the same cases and train the same networks twice.
     """
     with alone(directory), persistent(executor) as ready:
+        states = (directory / STATES).absolute()
 
         def play(cases: Sequence[TrialCase], progress: AuditProgress, deadline: float | None) -> dict[str, Record]:
             def prepared(todo: Sequence[TrialCase]) -> list[Work]:
                 networks = _networks(todo, directory, progress, client_trainer(ready))
-                return [_work(case, networks[network_file(case.subject, directory)], deadline) for case in todo]
+                found = [(case, networks[network_file(case.subject, directory)]) for case in todo]
+                return [replace(_work(case, network, deadline), states=states) for case, network in found]
 
             play_unfinished(cases, directory, ready, prepared, progress, cut_short=True)
             keys = {case.key for case in cases}

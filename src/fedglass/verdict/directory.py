@@ -23,9 +23,10 @@ from PIL import Image
 from pydantic import ValidationError
 from safetensors.numpy import save
 
-from fedglass.core.errors import AuditError, UsageError
-from fedglass.core.files import locked, make_folder, read_file, write_atomic
-from fedglass.verdict.records import SCHEMA, Picture, Record
+from fedglass.core.errors import AuditError, DataError, UsageError
+from fedglass.core.files import locked, make_folder, open_file, read_file, write_atomic
+from fedglass.core.parsing import parse_json
+from fedglass.verdict.records import SCHEMA, Picture, Record, is_unchanged
 
 PLAN, CLAIM, RECORDS, LOCK = "plan.toml", "audit.json", "records.jsonl", ".lock"
 SUMMARY, REPORT, PICTURES, RECONSTRUCTIONS = "summary.json", "report.html", "pictures", "reconstructions"
@@ -56,7 +57,16 @@ class RecordFile:
         return list({record.key: record for record in self.history()}.values())
 
     def history(self) -> list[Record]:
-        """Return every record, also a failed one before its repetition, but not a torn last line."""
+        """Return every record, also a failed one before its repetition, but no changed one and not a torn last line."""
+        return [record for record, unchanged in self._entries() if unchanged]
+
+    def changed(self) -> list[Record]:
+        """Return the records that no longer are what was written, or whose reconstructions are not."""
+        latest = {record.key: (record, unchanged) for record, unchanged in self._entries()}
+        return [record for record, unchanged in latest.values() if not unchanged]
+
+    def _entries(self) -> list[tuple[Record, bool]]:
+        """Return every record, and whether it and its reconstructions are as they were written."""
         try:
             data = read_file(self.path, MOST_BYTES)
         except FileNotFoundError:
@@ -64,8 +74,26 @@ class RecordFile:
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
         *lines, tail = data.split(b"\n")
-        records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        return [*records, Record.model_validate_json(tail)] if _is_complete(tail) else records
+        complete = [*lines, tail] if _is_complete(tail) else lines
+        records = [self._parse(line, number) for number, line in enumerate(complete, 1)]
+        return [
+            (record, is_unchanged(line) and self._has_its_file(record))
+            for record, line in zip(records, complete, strict=True)
+        ]
+
+    def _has_its_file(self, record: Record) -> bool:
+        """Check the file of reconstructions against the record; one that was deleted shows nothing wrong."""
+        path = self.path.parent / RECONSTRUCTIONS / f"{record.key}.safetensors"
+        try:
+            with open_file(path, within=self.path.parent) as file:
+                return (
+                    not record.reconstructions
+                    or hashlib.file_digest(file, "sha256").hexdigest() == record.reconstructions
+                )
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
 
     def _parse(self, line: bytes, number: int) -> Record:
         try:
@@ -74,7 +102,7 @@ class RecordFile:
             refuse_other_version(self.path.parent, version_in(line))
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "line"
-            raise AuditError(
+            raise DataError(
                 f"{self.path} line {number} is not a record ({where}: {first['msg']}): delete that line to "
                 "run its case again, or restore the file; if a newer fedglass wrote it, use that version."
             ) from error
@@ -117,12 +145,12 @@ def claimed_digest(directory: Path) -> str | None:
     """
     path = directory / CLAIM
     try:
-        content = json.loads(read_file(path, MOST_BYTES))
+        content = parse_json(read_file(path, MOST_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}; choose another directory.") from error
-    except (ValueError, RecursionError):
+    except ValueError:
         content = None
     digest = content.get("plan_digest") if isinstance(content, dict) else None
     if isinstance(content, dict):
@@ -144,8 +172,8 @@ def refuse_other_version(directory: Path, version: object) -> None:
 def version_in(line: bytes) -> object:
     """Return the schema version that a line of JSON states, or None."""
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line)
+    except ValueError:
         return None
     return content.get("schema_version") if isinstance(content, dict) else None
 
@@ -221,7 +249,9 @@ class Reconstructed:
         """Write the files, and return the record with their paths."""
         tensors = {"images": self.images, "labels": self.recovered_labels, "raw": self.images_raw}
         stored = {name: np.ascontiguousarray(array) for name, array in tensors.items() if array is not None}
-        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", save(stored))
+        data = save(stored)
+        write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", data)
+        record = record.model_copy(update={"reconstructions": hashlib.sha256(data).hexdigest()})
         shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
         raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]

@@ -46,6 +46,7 @@ class DoubtKind(enum.StrEnum):
     NOISE_REFUTED = "noise_refuted"
     NOISE_NOT_TESTABLE = "noise_not_testable"
     WEAK_CERTIFICATE = "weak_certificate"
+    NOISE_THAT_SUFFICES = "noise_that_suffices"
     CERTIFICATE_REFUTED = "certificate_refuted"
     DECLARATION_TRUSTED = "declaration_trusted"
     IDLE_FILTER = "idle_filter"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 from typing import Literal
 
 from fedglass.core.errors import UsageError
@@ -13,7 +14,7 @@ from fedglass.core.metric_scale import Scale, scale_of
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import BASE_RATE, Record, grouped
+from fedglass.verdict.records import BASE_RATE, MOST_MU, Certificate, Record, grouped
 
 State = Literal["leak", "exposed", "clear", "inconclusive", "incomplete"]
 MUTE = (DoubtKind.ZERO_UPDATE, DoubtKind.NON_FINITE_UPDATE)
@@ -174,6 +175,23 @@ class Gate:
             yield doubt(DoubtKind.LOW_THRESHOLD, share=f"{proposal[0]:.0%}", proposed=proposal[1])
         if record.certificate is not None and not self.certifies(record):
             yield doubt(DoubtKind.WEAK_CERTIFICATE, success=self.allowed(record), allowed=self.max_success)
+            factor = self._noise_factor(record.certificate)
+            if factor is not None:
+                yield doubt(DoubtKind.NOISE_THAT_SUFFICES, factor=factor, allowed=self.max_success)
+
+    def _noise_factor(self, certificate: Certificate) -> float | None:
+        """Return the factor of Gaussian noise with which the worst record meets the gate, rounded up; None if unknown.
+
+        The distance of a record in units of the noise falls as the noise grows.
+        """
+        mu, later = max(certificate.mu, default=0.0), certificate.success_planned
+        if not 0 < mu < MOST_MU or later == 1.0:
+            return None
+        quantile = NormalDist().inv_cdf
+        mu = max(mu, 0.0 if later is None else quantile(later) - quantile(BASE_RATE))
+        factor = mu / (quantile(self.max_success) - quantile(BASE_RATE))
+        digits = 1 - math.floor(math.log10(factor))
+        return math.ceil(factor * 10**digits) / 10**digits if factor > 1 else None
 
     def proposed_threshold(self, record: Record) -> tuple[float, float] | None:
         """Return the share of public images for which a guess passes the threshold, and a better threshold.

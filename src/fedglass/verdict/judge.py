@@ -6,11 +6,14 @@ Everything else is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Literal
 
+from fedglass.core.text import TEST_ACCURACY
 from fedglass.verdict import texts
 from fedglass.verdict.collect_doubts import doubts_of, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind
@@ -45,6 +48,8 @@ class Verdict:
     """The next step: what would narrow the interval, or what the leak demands."""
     limits: tuple[str, ...] = ()
     """Limits of what the verdict says."""
+    by_value: tuple[str, ...] = ()
+    """What the verdict would be at the values of each swept option alone."""
 
     @property
     def sentence(self) -> str:
@@ -62,11 +67,49 @@ def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Ver
     'The audit could not complete: no case has run.'
     """
     evidence = _Evidence(with_refutations(records), gate, missing)
-    for decide in (_leak, _exposed, _incomplete, _clear):
-        verdict = decide(evidence)
-        if verdict is not None:
-            return verdict
-    return _inconclusive(evidence)
+    decisions = (decide(evidence) for decide in (_leak, _exposed, _incomplete, _clear))
+    verdict = next((decision for decision in decisions if decision is not None), None) or _inconclusive(evidence)
+    return replace(verdict, by_value=tuple(_by_swept_value(records, gate)))
+
+
+def _by_swept_value(records: Sequence[Record], gate: Gate) -> Iterator[str]:
+    """Yield what the verdict would be at each swept value alone; neighbouring values of one state share a sentence."""
+    for option in dict.fromkeys(name for record in records for name in record.swept):
+        values = sorted({record.swept[option] for record in records if option in record.swept})
+        records_at = {value: [r for r in records if r.swept.get(option) == value] for value in values}
+        state_at = {value: judge(records_at[value], gate).state for value in values} if len(values) > 1 else {}
+        for state, neighbours in groupby(state_at, key=state_at.__getitem__):
+            together = list(neighbours)
+            yield texts.AT_VALUES.format(
+                option=option.replace("_", " "),
+                values=_range([f"{value:g}" for value in together]),
+                state=texts.STATE_AT_VALUES[state],
+                images=_images_at([records_at[value] for value in together], gate) if state == "leak" else "",
+                accuracy=_accuracy_at([records_at[value] for value in together]),
+            )
+
+
+def _range(shown: Sequence[str]) -> str:
+    """Return the first and the last of some figures; one figure if they are the same.
+
+    >>> _range(["0.03", "0.1", "0.3"]), _range(["4", "4"])
+    ('0.03 to 0.3', '4')
+    """
+    return " to ".join(dict.fromkeys((shown[0], shown[-1])))
+
+
+def _images_at(parts: Sequence[Sequence[Record]], gate: Gate) -> str:
+    worst = [tally for records in parts for tally in [t for t in gate.tally(records) if not t.oracle][:1]]
+    if not worst:
+        return ""
+    recovered = _range([str(tally.recovered) for tally in worst])
+    return texts.IMAGES_AT_VALUES.format(recovered=recovered, images=count(worst[0].images, "image"))
+
+
+def _accuracy_at(parts: Sequence[Sequence[Record]]) -> str:
+    measured = [[value for r in records if (value := r.utility.get(TEST_ACCURACY)) is not None] for records in parts]
+    shown = [percent(round(statistics.fmean(values), 3)) for values in measured if values]
+    return texts.ACCURACY_AT_VALUES.format(accuracy=_range(shown)) if shown else ""
 
 
 def serious_doubts(record: Record, gate: Gate) -> list[Doubt]:

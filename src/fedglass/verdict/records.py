@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from fedglass.core.parsing import parse_json
 from fedglass.verdict.doubts import Doubt, Frozen
 
 T = TypeVar("T")
@@ -23,6 +25,8 @@ MOST_MU = 1e9
 """Replaces every larger mu of a certificate, also an infinite one: from 50 on the success is 1 in all digits."""
 SCHEMA = 3
 """Version of records and summaries; output folders of another version are refused, and their files stay."""
+DIGEST = "digest"
+"""The key of a stored record with the SHA-256 of its other keys. It finds damage, and is not a signature."""
 ROUNDS = "rounds"
 """The entry of `extra` with the number of rounds whose messages are attacked together, if there are several."""
 
@@ -131,8 +135,8 @@ class Certificate(Frozen):
     def _bounded(cls, value: Any) -> Any:
         """Replace infinity, which JSON does not have."""
         if isinstance(value, list | tuple):
-            return [min(mu, MOST_MU) for mu in value]
-        return None if value is None else min(value, MOST_MU)
+            return [_at_most(MOST_MU, mu) for mu in value]
+        return _at_most(MOST_MU, value)
 
     @field_validator("epsilon", "expected_psnr", mode="before")
     @classmethod
@@ -233,13 +237,15 @@ class Record(Frozen):
     """`pictures[i]` shows image i of the metrics; there may be fewer."""
     versions: dict[str, str] = Field(default_factory=dict)
     extra: dict[str, JsonValue] = Field(default_factory=dict)
+    reconstructions: str = ""
+    """SHA-256 of the file of reconstructions; empty if there is none."""
 
     @model_validator(mode="before")
     @classmethod
     def _no_infinities(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = dict(data)
+        data = {key: value for key, value in data.items() if key != DIGEST}
         for field in ("metrics", "metrics_raw"):
             if isinstance(metrics := data.get(field), dict) and isinstance(metrics.get("psnr"), list | tuple):
                 psnr = [EXACT_PSNR if v == math.inf else v for v in metrics["psnr"]]
@@ -254,14 +260,44 @@ class Record(Frozen):
             raise ValueError(f"a failed record has an error and a done one has none, got {self.status!r}")
         return self
 
+    @model_validator(mode="after")
+    def _one_value_for_each_image(self) -> Record:
+        lengths = {len(values) for values in self._values_by_image() if values}
+        if len(lengths) > 1:
+            raise ValueError(f"expected as many values of each metric, one for each image, got {sorted(lengths)}")
+        return self
+
+    def _values_by_image(self) -> Iterator[Sequence[object]]:
+        by_metric: Sequence[Mapping[str, Sequence[object]]] = (
+            self.metrics,
+            self.metrics_raw,
+            self.blind,
+            self.blind_guess,
+            *self.controls.values(),
+        )
+        for values in by_metric:
+            yield from values.values()
+        yield from (self.identity_preserved, self.transformed_match, self.blends)
+
     @property
     def message(self) -> tuple[str, int]:
         """The message of the audit that the record is about: the view and the round."""
         return self.view, self.round
 
     def line(self) -> bytes:
-        """Return the record as one line of JSON."""
-        return json.dumps(self.model_dump(mode="json"), allow_nan=False).encode() + b"\n"
+        """Return the record as one line of JSON, with its digest at the end."""
+        content = self.model_dump(mode="json")
+        return json.dumps({**content, DIGEST: _digest(content)}, allow_nan=False).encode() + b"\n"
+
+
+def is_unchanged(line: bytes) -> bool:
+    """Check that a line of records is as it was written. Whoever edits it on purpose can compute the digest anew."""
+    content = parse_json(line)
+    return isinstance(content, dict) and content.pop(DIGEST, None) == _digest(content)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -274,6 +310,10 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def _at_most(limit: float, value: Any) -> Any:
+    return min(value, limit) if isinstance(value, int | float) else value
 
 
 def _finite(value: Any) -> Any:

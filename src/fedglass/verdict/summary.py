@@ -129,7 +129,12 @@ def summarise(
         scales=scales_of(records, {**(scales or {}), gate.metric: gate.scale}),
         planned=total,
         cases=len(records),
-        verdict={"sentence": verdict.sentence, **vars(verdict), "limits": list(verdict.limits)},
+        verdict={
+            "sentence": verdict.sentence,
+            **vars(verdict),
+            "limits": list(verdict.limits),
+            "by_value": list(verdict.by_value),
+        },
         attacks=by_attack(records, gate),
         views=by_view(records, gate),
         worst=rank(records, gate)[:WORST],

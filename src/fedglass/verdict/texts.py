@@ -56,6 +56,17 @@ NOTHING_BY_ONE = "{attack} recovered no private image ({rule}); its best was {be
 NOTHING_BY_SEVERAL = (
     "None of the {attacks} attacks recovered a private image ({rule}); the closest, {attack}, reached {best}."
 )
+AT_VALUES = "{option} {values}: {state}{images}{accuracy}."
+STATE_AT_VALUES = {
+    "leak": "recovered",
+    "exposed": "not recovered, but records are singled out",
+    "clear": "certified",
+    "inconclusive": "not recovered, not certified",
+    "incomplete": "not complete",
+}
+"""State of a verdict at some values of a swept option -> its text."""
+IMAGES_AT_VALUES = " ({recovered} of {images})"
+ACCURACY_AT_VALUES = "; test accuracy {accuracy}"
 INTERVAL = "Success in naming a record among 1,000: {low}; {high}."
 AT_LEAST = "at least {share}{among} (candidate game)"
 NOT_MEASURED = "not measured"
@@ -70,6 +81,9 @@ NO_SCORE = "no score for some image"
 NOTHING_TO_ATTACK = "there was nothing to attack in {mute} of {cases} ({name}): {step}"
 STOPPED = "it was stopped before its end; run it again to continue"
 CASES_PLANNED = "{missing} not run yet; run it again to continue"
+ACCEPTED = "The baseline accepts {findings}; the exit code counts the others."
+EXPIRED_ENTRY = "The acceptance of record {record} expired on {expires}, so it counts again. Its reason was: {reason}"
+UNUSED_ENTRY = "The baseline accepts record {record}, which is not a finding of this audit: remove the entry."
 LIMITS = (
     "It holds for one record at a time, with all others known to the adversary.",
     "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "
@@ -206,6 +220,13 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
             "The message names its records more often ({wins} of {games}) than its certificate allows ({allowed}), so "
             "the protection is not as declared.",
             "Check the code that adds the noise.",
+        ),
+    },
+    (Question.PROTECTION, "info"): {
+        DoubtKind.NOISE_THAT_SUFFICES: (
+            "noise that suffices",
+            "With {factor} times the noise, and all else as it is, the certificate would meet the gate ({allowed}).",
+            "Multiply the noise by {factor} and audit again.",
         ),
     },
     (Question.PROTECTION, "warning"): {

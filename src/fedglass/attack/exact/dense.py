@@ -124,7 +124,7 @@ def decay_factor(observation: Observation) -> float:
 def undecayed_update(observation: Observation, name: str) -> Tensor:
     """Return the part of a tensor's update that its gradients made: w_T = a w_0 + this part."""
     shrunk = 1 - decay_factor(observation)
-    return observation.update[name].double().cpu() + shrunk * observation.before[name].double().cpu()
+    return observation.update[name].cpu().double() + shrunk * observation.before[name].cpu().double()
 
 
 def does_not_run(error: Exception) -> str:
@@ -151,21 +151,21 @@ def _update_of(observation: Observation, layer: str, images: Tensor) -> DenseUpd
     if weight is None or weight not in sent:
         return f"the dense layer {layer!r} is not trained"
     constant = observation.buffers.get(f"{layer}.bias" if layer else "bias") if bias is None else before.get(bias)
-    weight_before, zeros = before[weight].double().cpu(), torch.zeros(len(before[weight]), dtype=torch.float64)
+    weight_before, zeros = before[weight].cpu().double(), torch.zeros(len(before[weight]), dtype=torch.float64)
     update = DenseUpdate(
         layer,
         undecayed_update(observation, weight),
         None,
         weight_before,
-        zeros if constant is None else constant.double().cpu(),
+        zeros if constant is None else constant.cpu().double(),
         _error(observation, weight),
         zeros,
         _is_relu(observation, layer, images),
         shrunk=1 - decay_factor(observation),
     )
-    last, bias_after = weight_before + sent[weight].double().cpu(), update.bias_before
+    last, bias_after = weight_before + sent[weight].cpu().double(), update.bias_before
     if bias is not None and bias in sent:
-        bias_after = update.bias_before + sent[bias].double().cpu()
+        bias_after = update.bias_before + sent[bias].cpu().double()
         moved = undecayed_update(observation, bias)
         update = replace(update, bias=moved, bias_error=_error(observation, bias))
     return replace(update, after=torch.cat([last, bias_after[:, None]], 1))

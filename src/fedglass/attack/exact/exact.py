@@ -118,12 +118,15 @@ class ExactAttack:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
         message = _first_message(observation)
         n = message.knows.examples
-        return message_of(message).replay(pixels[:n], labels[:n])[0]
+        return message_of(message).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
 
 
 def _first_message(observation: Observation) -> Observation:
-    """Return the first round's message, without the adversary's own part in it."""
-    return without_own_update(replace(observation, also=()))
+    """Return the first round's message, without the adversary's own part in it, on the CPU: a GPU may lack doubles."""
+    message = replace(observation, also=())
+    if any(tensor.device.type != "cpu" for tensor in message.before.values()):
+        message = message.copied_to(torch.device("cpu"))
+    return without_own_update(message)
 
 
 def _is_final(message: Observation, solution: ExactSolution) -> bool:

@@ -94,7 +94,7 @@ def entry_error(update: Tensor, before: Tensor, steps: int = 1) -> Tensor:
     >>> bool(entry_error(fine, torch.zeros(2)).max() < 1e-6), bool(entry_error(coarse, torch.zeros(2)).max() > 1e-3)
     (True, True)
     """
-    sent, start = update.double().cpu(), before.double().cpu()
+    sent, start = update.cpu().double(), before.cpu().double()
     size = sent.square().mean(-1, keepdim=True).sqrt() if sent.ndim > 1 else sent.abs()
     weights = torch.maximum(start.abs(), (start + sent).abs())
     rounded = _eps(before) * weights * math.sqrt(steps)

@@ -120,11 +120,11 @@ class ReplayableMessage:
         update = replay_update(self.observation, images, labels)
         if update is None:
             return math.inf
-        predicted = [p.double().cpu() for p in update]
+        predicted = [p.cpu().double() for p in update]
         if self.unpruned is not None:
             predicted = [torch.where(k, p, torch.zeros_like(p)) for k, p in zip(self.unpruned, predicted, strict=True)]
         if fit == "tensors" and len(images) == 1:
-            starts = (self.observation.before[name].double().cpu() for name in self.observation.update)
+            starts = (self.observation.before[name].cpu().double() for name in self.observation.update)
             residuals = [_residual_of_tensor(s, p, w) for s, p, w in zip(self.sent, predicted, starts, strict=True)]
         else:
             residuals = _residual_of_multiple(
@@ -142,7 +142,7 @@ def message_of(observation: Observation) -> ReplayableMessage:
     steps = observation.knows.local_steps or 1
     pairs = [(observation.update[name], observation.before[name]) for name in names]
     errors = [entry_error(update, before, steps) for update, before in pairs]
-    sent = tuple(update.double().cpu() for update, _ in pairs)
+    sent = tuple(update.cpu().double() for update, _ in pairs)
     one = observation.knows.examples == 1
     unpruned = tuple(_unpruned(update, error) for update, error in zip(sent, errors, strict=True)) if one else None
     size = sum(float(update.square().sum()) for update in sent)
@@ -215,11 +215,11 @@ def label_guesses(observation: Observation, images: Tensor) -> list[Tensor]:
     try:
         inputs = observation.knows.whitening.whiten(images.to(weights[0]))
         with torch.no_grad():
-            features = network.features(weights, inputs)[1].double().cpu()
+            features = network.features(weights, inputs)[1].cpu().double()
         weight, bias = network.head
-        gradient = -observation.update[weight].double().cpu()
+        gradient = -observation.update[weight].cpu().double()
         if bias is not None:
-            gradient = torch.cat([gradient, -observation.update[bias].double().cpu()[:, None]], 1)
+            gradient = torch.cat([gradient, -observation.update[bias].cpu().double()[:, None]], 1)
             features = with_ones(features)
         return [(gradient @ torch.linalg.pinv(features)).argmin(0)]  # of (classes, n)
     except (FedglassError, RuntimeError, ValueError):

@@ -138,7 +138,7 @@ def _solution(observation: Observation, layer: DenseUpdate, part: Part) -> Exact
         update = replay_update(observation, images, label)
         if update is None or name not in names:
             return None
-        moved = update[names.index(name)].double().cpu() + layer.shrunk * layer.weight_before
+        moved = update[names.index(name)].cpu().double() + layer.shrunk * layer.weight_before
         tried.append((_replay_residual(combine(moved), fit, observation.knows.training is None), label))
     residual, label = min(tried, key=lambda pair: pair[0])
     if residual > SAME_PART:

@@ -21,6 +21,7 @@ from fedglass.attack.forward.target import (
     is_gradient,
     known_training,
     leaves,
+    limits_before_filter,
     mean_gradient,
     network_of,
     step_length,
@@ -121,7 +122,9 @@ class ObservedResidual:
             return OneGradient().bind(observation)
         named = dict(zip(network.names, target, strict=True))
         residual = named[bias] if bias is not None else left_factor(named[weight])
-        if not (is_residual(residual) if classes else bool(residual.any())):
+        limits = limits_before_filter(observation)
+        filtered = limits is not None and not all(torch.equal(*(side[n] for side in limits)) for n in (bias or weight,))
+        if filtered or not (is_residual(residual) if classes else bool(residual.any())):
             return OneGradient().bind(observation)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:

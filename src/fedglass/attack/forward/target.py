@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.losses import Loss
+from fedglass.core.tensors import Update
 from fedglass.core.types import BatchNorm, Candidate, Observation, Training
 from fedglass.fl.local import MeanGradient, Step, local_gradient
 from fedglass.fl.trajectory import per_epoch
@@ -68,6 +69,15 @@ def mean_gradient(observation: Observation, network: Network) -> tuple[Tensor, .
     travel = observation.knows.travel
     scale = -1.0 / (1.0 if travel is None else travel)
     return tuple(observation.update[name] * scale for name in network.names)
+
+
+def limits_before_filter(observation: Observation) -> tuple[Update, Update] | None:
+    """Return the lowest and highest entries that the update may have had before its filter; None where none is known.
+
+    They are compared with predictions, whose size must be known.
+    """
+    part, update = observation.knows.filter, observation.update
+    return None if part is None or observation.knows.travel is None else part.limits(update, update)
 
 
 def gradient_sum(observation: Observation, network: Network, lr: float) -> tuple[Tensor, ...]:

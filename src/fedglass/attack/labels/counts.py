@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedglass.attack.forward.target import head_of, head_weight, like, network_of, step_length
 from fedglass.attack.labels.given import fixed_labels
@@ -38,7 +39,7 @@ def round_to_sum(counts: Tensor, total: int) -> Tensor:
     >>> round_to_sum(torch.tensor([2.1, 1.9]), 2)
     tensor([1, 1])
     """
-    counts = counts.detach().double().cpu().clamp(-LARGEST_COUNT, LARGEST_COUNT)
+    counts = counts.detach().cpu().double().clamp(-LARGEST_COUNT, LARGEST_COUNT)
     rounded = counts.floor().clamp(min=0).long()
     while (missing := total - int(rounded.sum())) != 0:
         remainder = counts - rounded
@@ -124,7 +125,7 @@ def labels_from_counts(counts: Tensor, observation: Observation, generator: torc
     n = observation.knows.examples
     rounded = round_to_sum(unsmoothed(counts, observation), n)
     labels = torch.repeat_interleave(torch.arange(len(rounded)), rounded)
-    return fixed_labels(labels[torch.randperm(n, generator=generator)].to(counts.device))
+    return fixed_labels(labels[torch.randperm(n, generator=generator)].to(like(observation).device))
 
 
 def required_steps(observation: Observation) -> int:
@@ -293,7 +294,7 @@ class InstanceCounts(BiasCounts):
 
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         n, bias_gradient = observation.knows.examples, mean_bias_gradient(observation)
-        counts = solve_counts(predictions_by_class(observation, bias_gradient), bias_gradient.double(), n)
+        counts = solve_counts(predictions_by_class(observation, bias_gradient), bias_gradient.cpu().double(), n)
         return labels_from_counts(counts, observation, generator)
 
 
@@ -303,13 +304,14 @@ def predictions_by_class(observation: Observation, bias_gradient: Tensor) -> Ten
     assert bias is not None, "the gradient of the bias was computed before"
     travel = mean_travel(observation)
     assert travel is not None, "the size of the bias's gradient was known before"
-    gradient = observation.update[weight].double() / -travel  # (classes, features)
-    features = gradient / bias_gradient.double()[:, None]
+    gradient = observation.update[weight].cpu().double() / -travel  # (classes, features)
+    features = gradient / bias_gradient.cpu().double()[:, None]
     # A class without any gradient shows nothing of its examples' features: the median of all classes is used.
     sound = features.isfinite().all(1)
     middle = features[sound].median(0).values if bool(sound.any()) else torch.zeros_like(features[0])
     features = torch.where(sound[:, None], features, middle)
-    logits = features @ observation.before[weight].double().T + observation.before[bias].double()
+    head = (observation.before[name].cpu().double() for name in (weight, bias))
+    logits = F.linear(features, *head)
     return logits.softmax(-1)
 
 
@@ -325,7 +327,7 @@ def solve_counts(answers: Tensor, bias_gradient: Tensor, examples: int) -> Tenso
     rows = torch.cat([answers.new_ones(1, classes), answers.T - torch.eye(classes).to(answers)])
     right = torch.cat([bias_gradient.new_ones(1), bias_gradient]) * examples
     counts: Tensor = torch.linalg.lstsq(rows.cpu(), right.cpu()[:, None], driver="gelsd").solution[:, 0]
-    return counts.clamp(min=0).to(answers.device)
+    return counts.clamp(min=0)
 
 
 @register("labels", "own_counts", summary="label counts from the last layer, a participant's own images standing in")

@@ -161,21 +161,20 @@ def _patterns_in_span(observation: Observation, outputs: Tensor, counts: Tensor)
     assert loss is not None, "the mean cross entropy has classes"
     weight, bias = head_of(observation)
     assert bias is not None, "the mean of the targets was computed from it"
-    update = torch.cat([observation.update[weight].flatten(1), observation.update[bias][:, None]], 1).double()
+    update = torch.cat([observation.update[weight].flatten(1), observation.update[bias][:, None]], 1).cpu().double()
     if n >= min(update.shape) or n > MOST_EXAMPLES:
         return None
     basis = torch.linalg.svd(update, full_matrices=False).U[:, :n]  # (outputs, n)
-    open_labels = torch.nonzero((counts > 0) & (counts < n))[:, 0]
+    open_labels = torch.nonzero((counts > 0) & (counts < n))[:, 0].cpu()
     if 2 ** len(open_labels) > MOST_PATTERNS:
         return None
     combinations = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * len(open_labels)).view(-1, len(open_labels))
-    labels = (counts > 0).double().cpu().repeat(len(combinations), 1)
-    labels[:, open_labels.cpu()] = combinations.double()
-    at_zero, slope = (part.double().cpu() for part in _residuals(observation, loss, outputs))
+    labels = (counts > 0).cpu().double().repeat(len(combinations), 1)
+    labels[:, open_labels] = combinations.double()
+    at_zero, slope = (part.cpu().double() for part in _residuals(observation, loss, outputs))
     residuals = at_zero + slope * labels  # (patterns, outputs)
-    basis = basis.cpu()
     distances = (residuals - residuals @ basis @ basis.T).norm(dim=1) / residuals.norm(dim=1)
-    chosen = _distinct_patterns(labels, distances, counts.double().cpu(), n)
+    chosen = _distinct_patterns(labels, distances, counts.cpu().double(), n)
     return None if chosen is None else labels[list(chosen)].to(outputs)
 
 

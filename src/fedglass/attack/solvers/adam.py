@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
-from fedglass.attack.solvers.schedules import Constant, Keep, Last, RateSchedule, check_iterations
+from fedglass.attack.solvers.schedules import Constant, Keep, Last, LowestIterate, RateSchedule, check_iterations
+from fedglass.attack.solvers.states import next_search
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 
@@ -83,11 +84,13 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
     n = spec.iterations
     moving = [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
     tensors = tuple(m.tensor for m in moving)
-    trace: list[Tensor] = []
     alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
     lowest = spec.keep.start(tensors, n)
-    report_every = max(1, n // REPORTS)
-    for k in range(n):
+    descent, stored = _Descent(moving, alive, lowest), next_search()
+    if stored is not None:
+        stored.resume(descent.restore)
+    trace, report_every = descent.trace, max(1, n // REPORTS)
+    for k in range(len(trace), n):
         energy = problem.energy(tensors, k / n)
         due = [m for m in moving if k % m.every == 0]
         gradients = torch.autograd.grad(energy, [m.tensor for m in due]) if due else ()
@@ -105,6 +108,8 @@ def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: 
             factor = spec.schedule.factor(k, n)
             for m in moving:
                 m.step(k + 1, factor, alive)
+        if stored is not None and stored.is_due():
+            stored.save(*descent.state())
         if k % report_every == 0:
             progress(k, n)
     final = problem.energy(tensors, 1.0).detach()
@@ -135,6 +140,37 @@ def _displaced_gradients(
     moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
     energy = problem.energy(tuple(moved.get(id(m), m.tensor) for m in moving), share)
     return torch.autograd.grad(energy, list(moved.values()))
+
+
+class _Descent:
+    """Everything that the next iteration of the hot loop depends on, as tensors that are changed in place."""
+
+    def __init__(self, moving: Sequence[_MovingUnknown], alive: Tensor, lowest: LowestIterate | None) -> None:
+        self.moving, self.alive, self.lowest = moving, alive, lowest
+        self.trace: list[Tensor] = []
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return the tensors and the numbers to store after an iteration."""
+        tensors = {**self._tensors(), "trace": torch.stack(self.trace)}
+        if self.lowest is None:
+            return tensors, {}
+        return {**tensors, "lowest": self.lowest.energy}, {"skipped": self.lowest.skipped_left}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
+        """Continue from a stored state."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(tensors[name])
+        self.trace.extend(tensors["trace"].to(self.alive.device).unbind())
+        if self.lowest is not None:
+            self.lowest.energy = tensors["lowest"].to(self.lowest.energy)
+            self.lowest.skipped_left = facts["skipped"]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        fields = ("tensor", "safe", "gradient", "mean", "square")
+        named = {f"{i} {field}": getattr(m, field) for i, m in enumerate(self.moving) for field in fields}
+        best = {} if self.lowest is None else {f"{i} best": best for i, best in enumerate(self.lowest.best)}
+        return {**named, **best, "alive": self.alive}
 
 
 class _MovingUnknown:
@@ -229,6 +265,11 @@ class LBFGS:
 
     def __post_init__(self) -> None:
         check_iterations(self.iterations)
+
+    @property
+    def evaluations(self) -> float:
+        """The most evaluations of the energy in an iteration."""
+        return float(self.inner)
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
         starts = (u.start.detach().clone(memory_format=torch.contiguous_format) for u in problem.unknowns)

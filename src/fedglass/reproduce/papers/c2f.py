@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
+from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.errors import DataError
 from fedglass.core.files import follow_links, open_file
 from fedglass.core.types import BatchNorm, Training
@@ -22,7 +23,6 @@ from fedglass.fl.release import AsIs, Chain, Release
 from fedglass.models.init import FromFile, Initialisation, KaimingNormal, KaimingUniform, Orthogonal, Transfer
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
-from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WeightsOption
 from fedglass.reproduce.probes.geometry import pearson

@@ -14,10 +14,10 @@ from fedglass.attack.refine.masked_diffusion import mde
 from fedglass.attack.refine.restoration import ddrm_enlarged
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
+from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.cost import iterations_of_stages
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep

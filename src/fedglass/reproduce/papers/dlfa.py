@@ -152,13 +152,15 @@ def _images(attack: Attack, data: str) -> Reconstruct:
 
 def networks(of: Table) -> Comparison:
     """Compare every printed layer with the one that is built (Table 5)."""
-    lines = []
+    lines, measured = list[tuple[str, str, str, str]](), dict[tuple[int, str], dict[str, float]]()
     for data, title in of.methods.items():
         kind = KINDS[data]
         built_layers = list(layers(build(NETWORKS[data], shape=kind.shape, classes=kind.classes)))
         for row in of.rows:
-            lines.append((title, str(row.number), str(row.values[data]["layer"]), built_layers[row.number - 1]))
-    return Comparison(("data set", "layer"), lines)
+            printed, built = str(row.values[data]["layer"]), built_layers[row.number - 1]
+            lines.append((title, str(row.number), printed, built))
+            measured[row.number, data] = {"same_layer": float(printed == built)}
+    return Comparison(("data set", "layer"), lines, measured)
 
 
 def layers(model: nn.Module) -> Iterator[str]:

@@ -242,12 +242,18 @@ def bound(row: Row, method: str, request: Request) -> Experiment:
 def budgets(of: Table) -> Comparison:
     """Compare Table 2's epsilon with four accountants, for sizes that the paper may have had; it states none."""
     heads = ["σ", "images of a client", "rounds", *(name for name, _ in ACCOUNTANTS), "q√T"]
-    return Comparison(heads, [_accounted(row) for row in of.rows])
+    measured = {(row.number, "clt"): {"epsilon": clt_uniform_epsilon(_mechanism(row), DELTA)} for row in of.rows}
+    return Comparison(heads, [_accounted(row) for row in of.rows], measured)
+
+
+def _mechanism(row: Row) -> Mechanism:
+    noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
+    return Mechanism(float(noise), BATCH / examples, STEPS * rounds)
 
 
 def _accounted(row: Row) -> list[str]:
     noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
-    mechanism = Mechanism(float(noise), BATCH / examples, STEPS * rounds)
+    mechanism = _mechanism(row)
     other_epsilons = [
         f"{accountant(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
         for name, accountant in ACCOUNTANTS

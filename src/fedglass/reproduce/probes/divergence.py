@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import Workload
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -34,7 +35,6 @@ from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import LocalBatch, MeanGradient, Step
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import LogPlot
-from fedglass.reproduce.cost import Workload
 from fedglass.reproduce.probes.geometry import local_path
 
 ClientExamples = tuple[Tensor, Tensor]

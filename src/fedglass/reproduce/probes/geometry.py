@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import Workload
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -23,7 +24,6 @@ from fedglass.core.types import Training
 from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import Curve
-from fedglass.reproduce.cost import Workload
 
 
 def local_path(
@@ -72,7 +72,7 @@ def _inner_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     layers = zip(*gradients, strict=True)
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for layer in layers:
-        rows = torch.stack([g.detach().reshape(-1) for g in layer]).double().cpu()
+        rows = torch.stack([g.detach().reshape(-1) for g in layer]).cpu().double()
         total += rows @ rows.T
     return total
 

@@ -20,6 +20,7 @@ from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import IMAGINED, scored_guesses
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import SECOND_ORDER, Workload, attack_seconds
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
@@ -33,7 +34,6 @@ from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.metrics.catalogue import score
 from fedglass.metrics.matching import Matching, label_errors
-from fedglass.reproduce.cost import SECOND_ORDER, Workload, attack_seconds
 from fedglass.reproduce.messages import ACCURACY, PATIENCE, readable
 from fedglass.reproduce.probes.probe import MatchedImages, attack_fields, blind_guesses, match_images, means
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedglass.attack.attack import Attack
 from fedglass.audit.assessment import scored_guesses
 from fedglass.audit.cases import Probe
+from fedglass.audit.cost import Workload
 from fedglass.audit.play_attack import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Target
@@ -21,7 +22,6 @@ from fedglass.core.types import Reconstruction
 from fedglass.federation.truth import Truth
 from fedglass.metrics.catalogue import Scores, score
 from fedglass.metrics.matching import Matching, label_errors, match
-from fedglass.reproduce.cost import Workload
 from fedglass.verdict.directory import Strips
 
 

@@ -16,6 +16,7 @@ from fedglass.attack.parts import Labels, MatchAndAverage, Progress
 from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.stages import energy_rank, progress_part
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
@@ -25,7 +26,6 @@ from fedglass.core.types import Candidate, Observation, Reconstruction
 from fedglass.metrics.catalogue import share_above
 from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
 from fedglass.reproduce.charts import LogPlot
-from fedglass.reproduce.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.reproduce.probes.geometry import cosine, sparsity
 from fedglass.reproduce.probes.probe import attack_fields, blind_guesses, match_images, means
 

@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import Workload
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.fl.local import LocalBatch, schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.cost import Workload
 from fedglass.reproduce.probes.geometry import cosine_on_segment, local_path, shares_in_subspace, true_gradient
 
 

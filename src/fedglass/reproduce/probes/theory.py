@@ -34,6 +34,7 @@ from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
 from fedglass.audit.cases import ProbeResult
+from fedglass.audit.cost import SECOND_ORDER, Workload
 from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
@@ -48,7 +49,6 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.reproduce.charts import LogPlot
-from fedglass.reproduce.cost import SECOND_ORDER, Workload
 from fedglass.reproduce.probes.probe import match_images
 
 

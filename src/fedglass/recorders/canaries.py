@@ -1,0 +1,151 @@
+"""Canaries in a real training, inserted before clipping and noise, so that `fedglass epsilon` can measure epsilon.
+
+They change the training, and are off unless a recorder is given `canaries=N`. With Opacus a canary is an example that
+has only a gradient: it is clipped as any other, and takes part in each step with the accountant's sampling rate. With a
+mod of Flower that clips and adds noise, canaries are added to the update before the mod, and take its place almost.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedglass.core.errors import UsageError
+from fedglass.core.rng import stream
+from fedglass.fl.canaries import LENGTH
+from fedglass.models.names import unwrap
+from fedglass.recorders.client import ClientRecorder, folder_name
+from fedglass.recordings.canaries import CanaryKey, keys_folder, store_key
+
+log = logging.getLogger("fedglass")
+ANNOUNCED = (
+    "fedglass inserts %d canaries into the training of %r, which change the model: use such a run for an audit only."
+)
+NOT_INSERTED = (
+    "No canary was inserted into the training of %r: no DPOptimizer of Opacus took a step on this model with an "
+    "accountant and gradients per example."
+)
+NO_OPACUS = (
+    "canaries need gradients per example, which a training loop has only with Opacus: import Opacus and make the "
+    "optimiser private first, or leave canaries out."
+)
+NO_MOD = (
+    "canaries need a mod inside of the recording mod that clips and adds noise on the client, such as LocalDpMod: "
+    "add one, or leave canaries out."
+)
+NO_FILTER = (
+    "canaries cannot be inserted in NVFlare, which has no filter that clips an update and adds noise to all of it: "
+    "leave canaries out."
+)
+DP_MOD = "flower_local_dp"
+"""fedglass's name of Flower's mod that clips and adds noise on the client."""
+OPTIMIZERS = "opacus.optimizers.optimizer"
+
+
+class StepCanaries:
+    """Canaries among the gradients per example of Opacus, in the steps that train one model."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        if OPTIMIZERS not in sys.modules:
+            raise UsageError(NO_OPACUS)
+        self.key = CanaryKey.drawn(count, "example")
+        self.key.canaries.check(sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
+        self._names = {id(weight): name for name, weight in unwrap(model).named_parameters()}
+        self._included = self.key.canaries.coins().nonzero()[:, 0]
+        self._draws = stream(int(self.key.seed, 16), "steps")
+        self.steps = 0
+
+    @contextmanager
+    def inserted(self) -> Iterator[None]:
+        """Insert the canaries in all steps of the block, in any thread."""
+        optimizer = sys.modules[OPTIMIZERS].DPOptimizer
+        plain: Callable[[Any], None] = optimizer.clip_and_accumulate
+
+        def clip_and_accumulate(private: Any) -> None:
+            self._insert(private)
+            plain(private)
+
+        optimizer.clip_and_accumulate = clip_and_accumulate
+        try:
+            yield
+        finally:
+            optimizer.clip_and_accumulate = plain
+
+    def _insert(self, private: Any) -> None:
+        """Append a Poisson sample of the canaries to the gradients per example, once in each step."""
+        rate = sampling_rate(private)
+        weights = {self._names[id(weight)]: weight for weight in private.params if id(weight) in self._names}
+        # Of a batch that is split for memory, all parts but the last skip the step.
+        if rate is None or len(weights) < len(private.params) or private._check_skip_next_step(pop_next=False):
+            return
+        taken = torch.rand(len(self._included), generator=self._draws) < rate
+        like: Mapping[str, Tensor] = {name: weight.detach() for name, weight in weights.items()}
+        length = LENGTH * float(private.max_grad_norm)
+        for chunk in self.key.canaries.chunks(like, self._included[taken].tolist(), length):
+            for name, weight in weights.items():
+                rows = private._get_flat_grad_sample(weight)
+                weight.grad_sample = torch.cat([rows, chunk[name].to(rows)])
+        self.key = self.key.model_copy(update={"names": list(weights)})
+        self.steps += 1
+
+    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
+        """Write key and commitment, or log that there are no canaries."""
+        if not self.steps:
+            log.error(NOT_INSERTED, recorder.client)
+            return
+        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
+
+
+def sampling_rate(private: Any) -> float | None:
+    """Return the rate that Opacus's accountant counts with, from the hook that it has in the optimiser."""
+    hook = getattr(private, "step_hook", None)
+    names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
+    variables = dict(zip(names, getattr(hook, "__closure__", None) or (), strict=False))
+    rate = variables["sample_rate"].cell_contents if "sample_rate" in variables else None
+    return float(rate) * private.accumulated_iterations if isinstance(rate, int | float) else None
+
+
+class UpdateCanaries:
+    """Canaries in the update of a Flower client, before the mod that clips it and adds noise."""
+
+    def __init__(self, count: int) -> None:
+        self.key = CanaryKey.drawn(count, "update")
+        self.inserted = False
+
+    def insert(self, reply: Any, defences: Sequence[Mapping[str, Any]]) -> None:
+        """Add the included canaries to the model of a reply, in place."""
+        norms = [part["options"]["clipping_norm"] for part in defences if part["name"] == DP_MOD]
+        records = list(reply.content.array_records.values())
+        if not norms or len(records) != 1:
+            return
+        arrays = {name: torch.from_numpy(np.array(array.numpy())) for name, array in records[0].items()}
+        names = [name for name, array in arrays.items() if array.is_floating_point()]
+        canaries = self.key.canaries
+        coins = canaries.coins()
+        each = LENGTH * min(norms) / max(1, int(coins.sum())) ** 0.5
+        total = canaries.total({name: arrays[name] for name in names}, coins * each)
+        for name in names:
+            made = (arrays[name] + total[name]).numpy()
+            records[0][name] = type(records[0][name]).from_numpy_ndarray(made)
+        self.key = self.key.model_copy(update={"names": names})
+        self.inserted = True
+
+    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
+        """Write key and commitment, or log that there are no canaries."""
+        if not self.inserted:
+            log.error("No canary was inserted into the update of %r: %s", recorder.client, NO_MOD)
+            return
+        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
+
+
+def key_path(folder: str | Path, client: str) -> Path:
+    """Return the file of a client's keys, next to the folder of its recording."""
+    return keys_folder(folder) / f"{folder_name(client)}.json"
