@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedglass.plan.compile import compile_plan
-from fedglass.plan.schema import parse_plan
+from fedglass.plan.schema import Plan, parse_plan
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -63,7 +63,8 @@ def test_plans_on_pages_are_sound(plan: str) -> None:
 def test_tables_on_pages_have_keys_of_a_plan(page: Path) -> None:
     """A part of a plan is completed with a federation; what is left must be sound."""
     for block in blocks(page.name, "toml"):
-        if block.startswith("[") and not block.startswith("[federation"):
+        table = re.match(r"\[+(\w+)", block)
+        if table is not None and table[1] in Plan.model_fields and table[1] != "federation":
             parse_plan(f'[federation]\ndata = "photos"\ntraining = {{ lr = 0.1 }}\n{block}')
 
 

@@ -59,7 +59,7 @@ def test_the_readme_and_the_page_name_the_lowest_and_the_recent_one(extra: str, 
     name = requirement(extra).name
     lowest, recent = pins(LOWEST[extra])[name], pins(RECENT[extra])[name]
 
-    for page in ("README.md", {"dp": "docs/bundles.md"}.get(extra, f"docs/{extra}.md")):
+    for page in ("README.md", "docs/bundles.md" if extra == "dp" else f"docs/{extra}.md"):
         assert f"{framework} {lowest} and {recent}" in (ROOT / page).read_text(encoding="utf-8")
 
 
