@@ -27,7 +27,7 @@ from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.plan.compile import read_job
 from fedglass.recipes import recipe
 from fedglass.report.html import NO_BASELINE, write_report
-from fedglass.verdict.baseline import Baseline
+from fedglass.verdict.baseline import FindingBaseline
 from fedglass.verdict.gate import Gate
 
 PLACE = Path("audits")
@@ -121,7 +121,7 @@ def run_and_report(
     device: str,
     progress: AuditProgress | None,
     executor: Executor | None = None,
-    baseline: Baseline = NO_BASELINE,
+    baseline: FindingBaseline = NO_BASELINE,
 ) -> AuditResult:
     """Run a job, and write its page next to its records; findings in the baseline do not count for the exit code."""
     if workers > 1 and executor is None:

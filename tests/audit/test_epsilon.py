@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedglass.audit.epsilon import (
     Accounted,
+    CanaryScores,
     EpsilonAudit,
     Finding,
-    Scores,
     audited_clients,
     describe,
     judge_scores,
@@ -196,12 +196,12 @@ def test_canaries_that_share_a_message_count_together() -> None:
     coins = torch.rand(400, generator=stream(0, "coins")) < 0.5
     scores = torch.randn(400, generator=stream(0, "scores"), dtype=torch.float64) + coins
     accounted = Accounted(gdp_epsilon(2.0, DELTA), None, gaussian=True)
-    alone = judge_scores("", Scores(scores, coins), accounted, DELTA)
-    shared = judge_scores("", Scores(scores, coins, per_message=4), accounted, DELTA)
+    alone = judge_scores("", CanaryScores(scores, coins), accounted, DELTA)
+    shared = judge_scores("", CanaryScores(scores, coins, per_message=4), accounted, DELTA)
 
     assert alone.lower < shared.lower < gdp_epsilon(2.0, DELTA)
     assert shared.lower_any == alone.lower_any
-    assert pooled([Scores(scores, coins, 4), Scores(scores, coins, 2)]).per_message == 2
+    assert pooled([CanaryScores(scores, coins, 4), CanaryScores(scores, coins, 2)]).per_message == 2
 
 
 def test_an_audit_is_json_even_where_epsilon_is_infinite() -> None:

@@ -59,16 +59,16 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def trained(shared_data: Path) -> nn.Module:
-    """After 400 steps on other photographs."""
-    model, known = network(), _photographs(shared_data, "test", 200)
+    """After 400 steps on other photographs. In single precision, they would end elsewhere on other machines."""
+    model, known = network().double(), _photographs(shared_data, "test", 200)
     optimiser, draws = torch.optim.SGD(model.parameters(), lr=0.05), stream(0, "steps")
-    inputs = COLOUR.whiten(known.images)
+    inputs = COLOUR.whiten(known.images.double())
     for _ in range(400):
         rows = torch.randint(len(known.labels), (32,), generator=draws)
         optimiser.zero_grad()
         F.cross_entropy(model(inputs[rows]), known.labels[rows]).backward()
         optimiser.step()
-    return model
+    return model.float()
 
 
 def game(model: nn.Module, training: Training, trained_on: Examples, records: Examples, pool: Examples) -> GameResult:

@@ -60,7 +60,7 @@ def entry(listed: str, name: str) -> list[str]:
 def test_its_parts_are_listed_with_their_origin(
     fedglass: Callable[..., Done], kind: str, name: str, said: list[str]
 ) -> None:
-    listed = fedglass("list", kind)
+    listed = fedglass("list", kind, "--long")
     assert listed.returncode == 0, listed.stderr
     found = entry(listed.stdout, name)
     assert "from: package fedglass-huber 1.2" in found

@@ -14,7 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.report.html import records_of, write_report
 from fedglass.report.markdown import write_markdown
 from fedglass.report.pipelines import write_junit, write_sarif
-from fedglass.verdict.baseline import Accepted, Baseline, read_baseline
+from fedglass.verdict.baseline import AcceptedFinding, FindingBaseline, read_baseline
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
@@ -43,17 +43,17 @@ BOUNDED = record(
 ALL = [LEAK, HARMLESS, UNBOUNDED]
 
 
-def accepting(*records: Record, days: int = 30) -> Baseline:
+def accepting(*records: Record, days: int = 30) -> FindingBaseline:
     expires = TODAY + timedelta(days)
-    return Baseline(tuple(Accepted(record=r.key, reason=REASON, expires=expires) for r in records), TODAY)
+    return FindingBaseline(tuple(AcceptedFinding(record=r.key, reason=REASON, expires=expires) for r in records), TODAY)
 
 
-def code(baseline: Baseline, records: list[Record], missing: int | None = 0, gate: Gate = Gate()) -> int:  # noqa: B008  # frozen
+def code(baseline: FindingBaseline, records: list[Record], missing: int | None = 0, gate: Gate = Gate()) -> int:  # noqa: B008  # frozen
     return baseline.apply(judge(records, gate, missing), records, gate, missing).exit_code
 
 
 def test_the_exit_code_counts_what_is_not_accepted() -> None:
-    assert code(Baseline(), ALL) == 1
+    assert code(FindingBaseline(), ALL) == 1
     assert code(accepting(UNBOUNDED), ALL) == 1
     assert code(accepting(LEAK), ALL) == 3  # nothing bounds the message
     assert code(accepting(LEAK), ALL, gate=Gate(inconclusive_fails=False)) == 0
@@ -137,7 +137,9 @@ ENTRY = '[[accepted]]\nrecord = "a"\nreason = "because"\nexpires = 2026-03-31\n'
 def test_a_baseline_is_read(tmp_path: Path) -> None:
     path = tmp_path / "accepted.toml"
     path.write_text(ENTRY)
-    assert read_baseline(path, TODAY).entries == (Accepted(record="a", reason="because", expires=date(2026, 3, 31)),)
+    assert read_baseline(path, TODAY).entries == (
+        AcceptedFinding(record="a", reason="because", expires=date(2026, 3, 31)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyEstimate:
     """The mean accuracy over seeds, with its 95 % interval."""
 
     mean: float
@@ -31,7 +31,7 @@ class Accuracy:
         return f"{percent(self.mean)} ({percent(self.low)} to {percent(self.high)})"
 
 
-def mean_accuracy(values: Sequence[float]) -> Accuracy:
+def mean_accuracy(values: Sequence[float]) -> AccuracyEstimate:
     """Return the mean with Student's interval; every seed has its own test examples, so it covers their choice too.
 
     >>> str(mean_accuracy([0.8, 0.9]))
@@ -39,10 +39,10 @@ def mean_accuracy(values: Sequence[float]) -> Accuracy:
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return Accuracy(mean, 0.0, 1.0)
+        return AccuracyEstimate(mean, 0.0, 1.0)
     factor = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
     half = factor * statistics.stdev(values) / math.sqrt(len(values))
-    return Accuracy(mean, max(0.0, mean - half), min(1.0, mean + half))
+    return AccuracyEstimate(mean, max(0.0, mean - half), min(1.0, mean + half))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TriedSetting:
     images: int = 0
     attacks: tuple[str, ...] = ()
     """The named attacks that were run."""
-    accuracy: Accuracy = field(init=False)
+    accuracy: AccuracyEstimate = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accuracy", mean_accuracy(self.accuracies))

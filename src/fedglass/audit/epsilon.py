@@ -68,7 +68,7 @@ SENTENCES = {
 
 
 @dataclass(frozen=True)
-class Scores:
+class CanaryScores:
     """The scores of canaries, with their coins in the same order."""
 
     scores: Tensor  # (m,), higher for what looks included
@@ -77,11 +77,11 @@ class Scores:
     """Included canaries that share one protected unit: a message with k of them is k steps away from one with none."""
 
 
-def pooled(messages: Sequence[Scores]) -> Scores:
+def pooled(messages: Sequence[CanaryScores]) -> CanaryScores:
     """Return the scores of several messages together; all take the smallest number per message that includes any."""
     counts = [message.per_message for message in messages]
     scores = torch.cat([message.scores for message in messages])
-    return Scores(scores, torch.cat([message.coins for message in messages]), min(counts))
+    return CanaryScores(scores, torch.cat([message.coins for message in messages]), min(counts))
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _ceiling(included: int, excluded: int, per_message: int, delta: float, gauss
     return gdp_epsilon(gaussian_mu_ceiling(included, excluded) * math.sqrt(per_message), delta)
 
 
-def judge_scores(name: str, scores: Scores, accounted: Accounted, delta: float) -> EpsilonAudit:
+def judge_scores(name: str, scores: CanaryScores, accounted: Accounted, delta: float) -> EpsilonAudit:
     """Return the audit of one release from the scores of its canaries."""
     values, coins = scores.scores.double().numpy(), scores.coins.numpy()
     included, excluded = int(coins.sum()), int((~coins).sum())
@@ -274,7 +274,7 @@ def simulated_epsilon(
     return judge_scores(name or client.name, scores, with_declared(accounted, declared, gaussian), delta)
 
 
-def _example_scores(federation: Federation, client: Client, canaries: Canaries) -> Scores:
+def _example_scores(federation: Federation, client: Client, canaries: Canaries) -> CanaryScores:
     """Train one round with canaries among the examples, and return their inner products with the update."""
     training = client.training or federation.training
     length = LENGTH * clip if (clip := getattr(client.gradient, "clip", None)) else UNCLIPPED_LENGTH
@@ -285,10 +285,10 @@ def _example_scores(federation: Federation, client: Client, canaries: Canaries) 
         model, weights_of(model), buffers_of(model), training, federation.whitening, canaries.seed, 0
     )
     update = train_client(replace(client, gradient=gradient), request).update
-    return Scores(-canaries.scores(update), canaries.coins())  # a step goes against the gradient
+    return CanaryScores(-canaries.scores(update), canaries.coins())  # a step goes against the gradient
 
 
-def _client_scores(federation: Federation, client: Client, canaries: Canaries, progress: Progress) -> Scores:
+def _client_scores(federation: Federation, client: Client, canaries: Canaries, progress: Progress) -> CanaryScores:
     """Let canary clients send a direction of their own, or nothing, through the client's release."""
     before = weights_of(federation.model)
     coins, length, entries = canaries.coins(), release_length(client), len(flatten(before))
@@ -300,7 +300,7 @@ def _client_scores(federation: Federation, client: Client, canaries: Canaries, p
         sent = client.release.release(Outgoing(update, stream(canaries.seed, "release", i), 0, before))
         scores[i] = flatten({name: sent[name] for name in before}).double() @ direction.double()
         progress(i + 1, canaries.count)
-    return Scores(scores, coins)
+    return CanaryScores(scores, coins)
 
 
 def release_length(client: Client) -> float:

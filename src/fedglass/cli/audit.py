@@ -31,7 +31,7 @@ from fedglass.core.errors import UsageError
 if TYPE_CHECKING:
     from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
-    from fedglass.verdict.baseline import Baseline
+    from fedglass.verdict.baseline import FindingBaseline
 
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
@@ -199,7 +199,7 @@ def _perform(
     execution: ExecutorOptions,
     device: str,
     output: Output,
-    baseline: Baseline | None = None,
+    baseline: FindingBaseline | None = None,
 ) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report

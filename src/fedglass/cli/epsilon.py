@@ -19,7 +19,7 @@ from fedglass.core.text import some
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from fedglass.audit.epsilon import Accounted, EpsilonAudit, Scores
+    from fedglass.audit.epsilon import Accounted, CanaryScores, EpsilonAudit
     from fedglass.cli.progress import Bars
     from fedglass.recordings.canaries import CanaryKey
     from fedglass.recordings.format import ArrayFacts
@@ -187,9 +187,9 @@ def _of_bundle(folder: Path, keys: Path | None, stated: Stated) -> Iterator[Epsi
         yield judge_scores(f"{some(names, SHOWN_CLIENTS)}, {count}", scores, said, stated.delta)
 
 
-def _scores(bundle: Bundle, client: str, index: int, key: CanaryKey) -> Scores:
+def _scores(bundle: Bundle, client: str, index: int, key: CanaryKey) -> CanaryScores:
     """Return the scores of the canaries in one message."""
-    from fedglass.audit.epsilon import Scores
+    from fedglass.audit.epsilon import CanaryScores
     from fedglass.recordings.observed import update_of
 
     update = update_of(bundle, client, index)
@@ -199,8 +199,8 @@ def _scores(bundle: Bundle, client: str, index: int, key: CanaryKey) -> Scores:
         )
     scores, coins = key.canaries.scores({name: update[name] for name in key.names}), key.canaries.coins()
     if key.unit == "example":  # a step goes against the gradient
-        return Scores(-scores, coins)
-    return Scores(scores, coins, per_message=max(1, int(coins.sum())))
+        return CanaryScores(-scores, coins)
+    return CanaryScores(scores, coins, per_message=max(1, int(coins.sum())))
 
 
 def _accounted(bundle: Bundle, client: str, index: int, key: CanaryKey, delta: float) -> Accounted:

@@ -11,7 +11,7 @@ import click
 from fedglass.cli.options import PATH, Output, output_options
 
 if TYPE_CHECKING:
-    from fedglass.verdict.baseline import Baseline
+    from fedglass.verdict.baseline import FindingBaseline
     from fedglass.verdict.gate import Gate
     from fedglass.verdict.records import Record
 
@@ -24,16 +24,16 @@ baseline_option = click.option(
 )
 
 
-def baseline_of(path: Path | None) -> Baseline:
+def baseline_of(path: Path | None) -> FindingBaseline:
     """Return the accepted findings in a file as of today; none without a file."""
     from datetime import UTC, datetime
 
-    from fedglass.verdict.baseline import Baseline, read_baseline
+    from fedglass.verdict.baseline import FindingBaseline, read_baseline
 
-    return Baseline() if path is None else read_baseline(path, datetime.now(UTC).date())
+    return FindingBaseline() if path is None else read_baseline(path, datetime.now(UTC).date())
 
 
-def baseline_as_json(baseline: Baseline, records: Sequence[Record], gate: Gate) -> dict[str, object]:
+def baseline_as_json(baseline: FindingBaseline, records: Sequence[Record], gate: Gate) -> dict[str, object]:
     """Return the accepted findings, and what accepts nothing, as JSON; empty without a baseline."""
     from fedglass.verdict.outcomes import outcomes_of
 
@@ -47,7 +47,7 @@ def baseline_as_json(baseline: Baseline, records: Sequence[Record], gate: Gate) 
     return {"accepted": accepted, "baseline_remarks": baseline.remarks(outcomes)}
 
 
-def say_baseline(baseline: Baseline, records: Sequence[Record], gate: Gate, output: Output) -> None:
+def say_baseline(baseline: FindingBaseline, records: Sequence[Record], gate: Gate, output: Output) -> None:
     """Print each accepted finding, and each entry that accepts nothing."""
     from fedglass.verdict.outcomes import outcomes_of
 

@@ -216,6 +216,8 @@ def client_trainer(executor: Executor, device: torch.device = CPU) -> TrainClien
     It does so in the workers of a pool, and in this process without one: a queue is longer than a round.
     """
     trainer = partial(train_in_workers, executor) if isinstance(executor, PooledExecutor) else train_sequentially
+    if device == CPU:
+        return trainer
     return lambda clients, request: trainer(clients, replace(request, device=device))
 
 

@@ -18,7 +18,7 @@ from fedglass.report.overview import overview
 from fedglass.report.page import Album, Names, PageTable, Pair, TableCell, message_name, render, short_names, write_page
 from fedglass.report.sections import Scales, exact_lines, images_by_owner, read_exactly, sweep_figures
 from fedglass.report.threat import threat_section
-from fedglass.verdict.baseline import Baseline
+from fedglass.verdict.baseline import FindingBaseline
 from fedglass.verdict.collect_doubts import flags_of, with_refutations
 from fedglass.verdict.directory import PLAN, RECORDS, REPORT, SUMMARY, RecordFile, claimed_digest
 from fedglass.verdict.gate import Gate, attacks_in
@@ -30,7 +30,7 @@ from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, read
 from fedglass.verdict.texts import count, percent
 
 LONGEST_PLAN = 2**20
-NO_BASELINE = Baseline()
+NO_BASELINE = FindingBaseline()
 
 
 def plan_text(directory: Path) -> str | None:
@@ -96,7 +96,7 @@ FILM = "steps of the refinement"
 
 
 def write_report(
-    directory: Path, output: Path | None = None, baseline: Baseline = NO_BASELINE, pictures: bool = True
+    directory: Path, output: Path | None = None, baseline: FindingBaseline = NO_BASELINE, pictures: bool = True
 ) -> Path:
     """Write the page of an audit directory, by default to `report.html` in it, and return its path.
 
@@ -106,7 +106,7 @@ def write_report(
 
 
 def audit_page(
-    directory: Path, records: Sequence[Record], baseline: Baseline = NO_BASELINE, pictures: bool = True
+    directory: Path, records: Sequence[Record], baseline: FindingBaseline = NO_BASELINE, pictures: bool = True
 ) -> str:
     """Return the page as text, with the private images or without."""
     gate, missing, stored_scales = judged_by(directory, len(records))
@@ -166,7 +166,7 @@ def audit_page(
     )
 
 
-def _accepted_table(baseline: Baseline, outcomes: Sequence[Outcome]) -> PageTable:
+def _accepted_table(baseline: FindingBaseline, outcomes: Sequence[Outcome]) -> PageTable:
     """Return the findings that the baseline accepts, with the reason and the last day."""
     rows = [
         [f"{o.record.attack}: {o.title}", o.record.key, o.sentence, entry.reason, str(entry.expires)]

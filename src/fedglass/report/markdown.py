@@ -13,7 +13,7 @@ from pathlib import Path
 from fedglass.report.glossary import doubts_by_question
 from fedglass.report.html import NO_BASELINE, judged_by, plan_text, records_of, title_of
 from fedglass.report.page import write_page
-from fedglass.verdict.baseline import Baseline
+from fedglass.verdict.baseline import FindingBaseline
 from fedglass.verdict.judge import Verdict, judge
 from fedglass.verdict.outcomes import Outcome, outcomes_of, without_paths
 from fedglass.verdict.records import Record
@@ -24,7 +24,7 @@ MOST = 50
 """Findings that a summary lists."""
 
 
-def write_markdown(directory: Path, path: Path, baseline: Baseline = NO_BASELINE) -> Path:
+def write_markdown(directory: Path, path: Path, baseline: FindingBaseline = NO_BASELINE) -> Path:
     """Write the summary of an audit directory as Markdown, and return the path."""
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
@@ -68,14 +68,14 @@ def _attacks(groups: Sequence[AttackFigures]) -> str:
     return _table(["attack", "cases", "images recovered"], rows)
 
 
-def _findings(outcomes: Sequence[Outcome], baseline: Baseline) -> str:
+def _findings(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
     findings = [o for o in outcomes if o.is_finding and baseline.of(o.record) is None]
     rows = [[o.kind, o.record.attack, o.title, o.record.key, o.sentence] for o in findings[:MOST]]
     more = f"\n\n{len(findings) - MOST} more findings are in the report." if len(findings) > MOST else ""
     return _table(["finding", "attack", "case", "record", "what it says"], rows) + more
 
 
-def _accepted(outcomes: Sequence[Outcome], baseline: Baseline) -> str:
+def _accepted(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
     rows = [[o.record.key, o.kind, o.sentence, e.reason, str(e.expires)] for o, e in baseline.accepted(outcomes)]
     table = _table(["accepted record", "finding", "what it says", "reason", "until"], rows)
     return "\n\n".join(filter(None, [table, *map(safe, baseline.remarks(outcomes))]))

@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from fedglass import __version__
 from fedglass.report.html import NO_BASELINE, judged_by, plan_text, records_of
 from fedglass.report.page import anchor, write_page
-from fedglass.verdict.baseline import Baseline
+from fedglass.verdict.baseline import FindingBaseline
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import PLAN
 from fedglass.verdict.doubts import Severity
@@ -36,14 +36,16 @@ ELEMENTS: dict[OutcomeKind, str] = {
 """As skipped, an inconclusive case would be green in every dashboard."""
 
 
-def write_junit(directory: Path, path: Path, baseline: Baseline = NO_BASELINE) -> Path:
+def write_junit(directory: Path, path: Path, baseline: FindingBaseline = NO_BASELINE) -> Path:
     """Write the records of an audit directory as JUnit XML, and return the path."""
     records = records_of(directory)
     gate, missing, _ = judged_by(directory, len(records))
     return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records), baseline))
 
 
-def junit(outcomes: Sequence[Outcome], gate: Gate, incomplete: str = "", baseline: Baseline = NO_BASELINE) -> str:
+def junit(
+    outcomes: Sequence[Outcome], gate: Gate, incomplete: str = "", baseline: FindingBaseline = NO_BASELINE
+) -> str:
     """Return the document; `incomplete` says why the audit is not complete, which is an error too.
 
     A finding that the baseline accepts is skipped, with the reason. So is an inconclusive case if the plan chose that
@@ -75,7 +77,7 @@ def legal(text: str) -> str:
     return "".join(c if c in "\t\n\r" or any(a <= ord(c) <= b for a, b in ranges) else "?" for c in text)
 
 
-def _case(suite: Element, outcome: Outcome, gate: Gate, baseline: Baseline) -> None:
+def _case(suite: Element, outcome: Outcome, gate: Gate, baseline: FindingBaseline) -> None:
     record = outcome.record
     doubts = [f"{flag.severity}: {flag.name}: {flag.advice}" for flag in flags_of(record, gate)]
     case = SubElement(
@@ -129,7 +131,7 @@ TAGS = ["security", "privacy", "federated-learning", "CoSAI:FLP", "OWASP-AISVS:C
 """CoSAI's risk map: leaks of federated learning (FLP). OWASP AISVS: chapter C11, adversarial robustness and privacy."""
 
 
-def write_sarif(directory: Path, path: Path, baseline: Baseline = NO_BASELINE, plan: str = PLAN) -> Path:
+def write_sarif(directory: Path, path: Path, baseline: FindingBaseline = NO_BASELINE, plan: str = PLAN) -> Path:
     """Write the records of an audit directory as SARIF, and return the path.
 
     `plan` is the plan file as a path in the repository, which is the place of every finding. The default is the copy in
@@ -145,7 +147,7 @@ def sarif(
     records: Sequence[Record],
     gate: Gate,
     missing: int | None = 0,
-    baseline: Baseline = NO_BASELINE,
+    baseline: FindingBaseline = NO_BASELINE,
     plan: str = PLAN,
     plan_content: str = "",
 ) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def _findings(outcome: Outcome, gate: Gate) -> Iterator[tuple[str, str, str, str
 
 
 def _result(
-    outcome: Outcome, rule: str, level: str, text: str, physical: dict[str, Any], baseline: Baseline
+    outcome: Outcome, rule: str, level: str, text: str, physical: dict[str, Any], baseline: FindingBaseline
 ) -> dict[str, Any]:
     record, place = outcome.record, f"{outcome.record.attack}: {outcome.title}"
     logical = {"name": record.attack, "fullyQualifiedName": place}

@@ -32,7 +32,7 @@ LONGEST = 2**20
 """Largest baseline file in bytes."""
 
 
-class Accepted(BaseModel):
+class AcceptedFinding(BaseModel):
     """One finding that is accepted: its record, why, and until when."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,22 +45,22 @@ class Accepted(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    accepted: Annotated[list[Accepted], Field(max_length=10_000)]
+    accepted: Annotated[list[AcceptedFinding], Field(max_length=10_000)]
 
 
 @dataclass(frozen=True)
-class Baseline:
+class FindingBaseline:
     """The accepted findings on a day, by record."""
 
-    entries: tuple[Accepted, ...] = ()
+    entries: tuple[AcceptedFinding, ...] = ()
     today: date = date.max
 
-    def of(self, record: Record) -> Accepted | None:
+    def of(self, record: Record) -> AcceptedFinding | None:
         """Return the entry that accepts a record today; None where there is none, or where it has expired."""
         valid = (entry for entry in self.entries if entry.record == record.key and entry.expires >= self.today)
         return next(valid, None)
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Accepted]]:
+    def accepted(self, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, AcceptedFinding]]:
         """Return the findings that are accepted, each with its entry."""
         return [(outcome, entry) for outcome in outcomes if outcome.is_finding and (entry := self.of(outcome.record))]
 
@@ -99,7 +99,7 @@ def _exit_code(outcomes: Sequence[Outcome], accepted: set[str], gate: Gate, miss
     return 3 if gate.inconclusive_fails and (unbounded or "inconclusive" in kinds) else 0
 
 
-def read_baseline(path: Path, today: date) -> Baseline:
+def read_baseline(path: Path, today: date) -> FindingBaseline:
     """Read a baseline file; refuse one that is damaged, and one whose entries have all expired."""
     try:
         content = tomllib.loads(read_file(follow_links(path), LONGEST).decode())
@@ -121,4 +121,4 @@ def read_baseline(path: Path, today: date) -> Baseline:
     last = max((entry.expires for entry in entries), default=None)
     if last is not None and last < today:
         raise UsageError(f"The baseline {path} expired on {last}: review its findings, then renew or remove them.")
-    return Baseline(tuple(entries), today)
+    return FindingBaseline(tuple(entries), today)

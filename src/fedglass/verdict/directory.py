@@ -69,7 +69,7 @@ class RecordFile:
         """Return every record, and whether it and its reconstructions are as they were written."""
         try:
             data = read_file(self.path, MOST_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error

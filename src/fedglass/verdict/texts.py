@@ -13,7 +13,7 @@ from fedglass.verdict.doubts import DoubtKind, Question, Severity
 ALLOWED = "This is allowed by the plan (gate.max_share)."
 PROTECT = (
     "Do not release such messages: add noise that hides single records (DP-SGD, or clipping and Gaussian noise), then "
-    "audit again. `fedglass advise` finds out how much."
+    "audit again. The command fedglass advise finds out how much."
 )
 WITHOUT_TRUTH = "The true examples are not needed for this."
 OTHER_THAN_TRUTH = (
