@@ -13,11 +13,11 @@ help:
 	@echo "make test-ray  run cases on a Ray cluster of this machine and on submitit's jobs, in an environment of its own"
 	@echo "make test-flower, make test-nvflare   record real federations of these frameworks, in environments of their own"
 	@echo "make test-flower-lowest, make test-nvflare-lowest   the same with the lowest versions that are supported"
-	@echo "make fuzz    give every reader of files thousands of damaged ones; with FUZZ=5000 as many to each fast reader"
-	@echo "make crash   kill recorder and join at random moments and compare what they continue to; with KILLS=100"
+	@echo "make fuzz    give every reader of files thousands of damaged ones; with FUZZ=5000 as many to each"
+	@echo "make crash   kill six long commands at random moments and compare what they continue to; with KILLS=100 for each"
 	@echo "make lock    write requirements-*.lock: the pins of constraints.txt with hashes, without torch"
 	@echo "make bench   measure speed, memory and start-up beside what is demanded"
-	@echo "make dist    build wheel and sdist, and try each in a fresh environment"
+	@echo "make dist    build wheel, sdist and a bill of materials, and try each package in a fresh environment"
 	@echo "make resolve check that every line of docs/install.md resolves (minutes; installs nothing)"
 	@echo "make image-steps  run the steps of the Dockerfile in a fresh environment, without Docker"
 	@echo "make docs    build the documentation in site/, and check its links"
@@ -87,6 +87,7 @@ dist:
 	.venv-dist/bin/python -m build --outdir dist .
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	$(TRY_DIST)
+	.venv-dist/bin/python tools/bill.py dist/fedglass.cdx.json
 	.venv-dist/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.tar.gz
 	$(TRY_DIST)
 

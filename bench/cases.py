@@ -6,7 +6,7 @@ import torch
 
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.data.builtin import glyphs, photos
+from fedglass.data.catalogue import glyphs, photos
 from fedglass.data.dataset import CIFAR100, FEMNIST
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation, observe

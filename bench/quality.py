@@ -12,8 +12,8 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Observation, Training
 from fedglass.federation.truth import Truth
+from fedglass.metrics.catalogue import match
 from fedglass.metrics.images import clip, psnr
-from fedglass.metrics.matching import match
 from fedglass.recipes.dlfa import dlfa, dlfa_published
 from fedglass.recipes.sme import sme, sme_published
 

@@ -15,8 +15,9 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.attack.exact import features, last_layer, sparse
-from fedglass.attack.needs import needs_of
+from fedglass.attack.exact import features, last_layer, spear
+from fedglass.attack.malicious_server import MaliciousServer, PublicSample
+from fedglass.attack.parts import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.simulated import Simulated
 from fedglass.checks import replay
@@ -53,7 +54,7 @@ class ReadingsClock:
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that stop after some seconds find the same on a busy machine."""
-    for module in (features, last_layer, replay, sparse):
+    for module in (features, last_layer, replay, spear):
         monkeypatch.setattr(module, "time", ReadingsClock())
 
 
@@ -197,6 +198,19 @@ def make_federation() -> Callable[..., Federation]:
         return Federation(model, members, Training(lr=lr), TINY_CLASSES, Whitening((0.5,), (0.3,)), **more)  # type: ignore[arg-type]  # passed on
 
     return make
+
+
+@pytest.fixture(scope="session")
+def receiving() -> Callable[[object, Federation], Federation]:
+    """The federation with the model that a malicious server sends for an attack; other attacks leave it as it is."""
+
+    def receive(attack: object, federation: Federation) -> Federation:
+        if not isinstance(attack, MaliciousServer):
+            return federation
+        public = PublicSample(torch.rand(64, *federation.shape, generator=stream(0, "public")), federation.whitening)
+        return replace(federation, model=attack.sends.craft(federation.model, public))
+
+    return receive
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def pinned(path: Path) -> dict[str, str]:
 
 def test_every_situation_has_a_line() -> None:
     extras = {extra for line in LINES for extra in re.findall(r"\.\[(.*?)\]", line)}
-    assert extras == {"flower", "nvflare", "ray,slurm", "dp,pld"}
+    assert extras == {"flower", "flower,dp", "nvflare", "ray,slurm", "dp,pld"}
     assert "pip install -c constraints.txt ." in LINES
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -68,3 +72,23 @@ def test_the_example_for_flower_asks_for_the_same() -> None:
     asked = [Requirement(each) for each in project["dependencies"]]
 
     assert [bound(each) for each in asked if each.name == "flwr"] == [bound(requirement("flower"))]
+
+
+def test_the_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
+    file = tmp_path / "fedglass.cdx.json"
+    subprocess.run([sys.executable, ROOT / "tools" / "bill.py", file], check=True)
+    bill = json.loads(file.read_text(encoding="utf-8"))
+
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+    assert bill["metadata"]["component"]["name"] == "fedglass"
+    names = [part["name"] for part in bill["components"]]
+    locked = re.findall(r"^(\S+)==", (ROOT / "requirements-core.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    assert names == [*locked, "torch"]
+    for part in bill["components"]:
+        assert part["type"] == "library"
+        assert part["purl"] == part["bom-ref"] == f"pkg:pypi/{part['name']}@{part['version']}"
+        assert part["name"] == "torch" or part["hashes"]
+        assert all(re.fullmatch("[0-9a-f]{64}", each["content"]) for each in part.get("hashes", ()))
+        assert all(each.keys() in ({"expression"}, {"license"}) for each in part.get("licenses", ()))
+    assert sum("licenses" in part for part in bill["components"]) > len(names) / 2
+    assert bill["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in bill["components"]]

@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
-TIMES = ("seconds", "peak_mib", "finished", "versions", "schema_version", "fedglass", "key", "paths", "attack_repr")
-"""Times, memory, versions, and names of files and cases that come from texts: they differ from run to run."""
+TIMES = (
+    "seconds",
+    "peak_mib",
+    "finished",
+    "versions",
+    "schema_version",
+    "fedglass",
+    "key",
+    "paths",
+    "attack_repr",
+    "digest",
+)
+"""Times, memory, versions, names of files and cases that come from texts, and digests over all that: they differ."""
 TEXTS = ("knows", "defences", "behaviours", "limits", "remarks", "findings", "needed", "problem")
 NOT_COMPARED = frozenset((*TIMES, *TEXTS))
 WORDS = ("view", "view_name", "sentence", "lead", "caveat", "interval", "step", "next_step", "title", "film_caption")

@@ -25,8 +25,7 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge
 from fedglass.data.catalogue import is_embedded, load
 from fedglass.diffusion.stored import TRAINED_ON
-from fedglass.metrics.catalogue import score
-from fedglass.metrics.matching import Matching
+from fedglass.metrics.catalogue import Matching, score
 
 NOISE = 0.04
 CROWD = 1000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedglass.data.builtin import glyphs
+from fedglass.data.catalogue import glyphs
 from fedglass.diffusion.folder import CONFIG, SCHEDULER, WEIGHTS
 from fedglass.diffusion.training import TrainingOptions
 from fedglass.train.image_models import train_diffusion

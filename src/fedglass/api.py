@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.audit.audit import AuditResult, Job, rehearse, run
-from fedglass.audit.cases import AuditProgress
 from fedglass.audit.play import play_case
 from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
+from fedglass.audit.target import AuditProgress
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import names
 from fedglass.execution.executor import Executor
@@ -26,9 +26,9 @@ from fedglass.federation.views import Knows, ServerView, View
 from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.plan.compile import read_job
 from fedglass.recipes import recipe
-from fedglass.report.html import NO_BASELINE, write_report
-from fedglass.verdict.baseline import FindingBaseline
+from fedglass.report.audit_page import write_report
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.outcomes import NO_BASELINE, FindingBaseline, outcomes_of
 
 PLACE = Path("audits")
 """Parent folder of audits without a directory of their own."""
@@ -130,7 +130,9 @@ def run_and_report(
     result = run(job, directory, executor=chosen, device=device_named(device), progress=progress)
     write_report(directory, baseline=baseline)
     missing = max(0, result.summary.planned - len(result.records))
-    return replace(result, verdict=baseline.apply(result.verdict, result.records, job.gate, missing))
+    return replace(
+        result, verdict=baseline.apply(result.verdict, outcomes_of(result.records, job.gate), job.gate, missing)
+    )
 
 
 def composed(attacks: Attacks) -> dict[str, AnyAttack]:

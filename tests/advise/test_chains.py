@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.advise.chains import chains_of, check_plan, with_defences
-from fedglass.advise.plan_file import plan_text
+from fedglass.advise.page import plan_text
+from fedglass.advise.search import chains_of, check_plan, with_defences
 from fedglass.core.errors import UsageError
-from fedglass.defend.strength import Strength
+from fedglass.defend.per_example import Strength
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import defences_of
 from fedglass.plan.schema import parse_plan

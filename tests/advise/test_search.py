@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedglass.advise.search import formal_strength, next_strength
+from fedglass.advise.search import formal_strength, next_strength, round_beyond, stronger_value
 from fedglass.bounds.success import gdp_success
-from fedglass.defend.strength import Strength
+from fedglass.defend.per_example import Strength
 from fedglass.verdict.gate import State
 
 NOISE = Strength("std", 1e-4, 1.0)
@@ -74,3 +74,21 @@ def test_without_a_bound_there_is_no_such_value() -> None:
 @pytest.mark.parametrize("most", [2, 3, 6])
 def test_no_more_values_are_tried_than_asked_for(most: int) -> None:
     assert len(searched(NOISE, 0.37, "clear", "leak", most)) == most
+
+
+def test_a_range_that_is_too_weak_is_not_searched() -> None:
+    states: dict[float, State] = {1e-4: "leak", 1.0: "inconclusive"}
+    assert next_strength(NOISE, states, None, 6, too_weak=True) is None
+    assert next_strength(NOISE, states | {1.0: "clear"}, None, 6, too_weak=True) is not None
+
+
+@given(allowed=st.floats(0.0015, 0.1))
+def test_the_value_beyond_the_range_meets_the_gate(allowed: float) -> None:
+    def success(value: float) -> float:
+        return gdp_success(1e-3, 10 / value)
+
+    value = stronger_value(NOISE, success, allowed)
+    assert value is not None
+    assert value > NOISE.strongest
+    assert success(round_beyond(NOISE, value)) <= success(value) <= allowed
+    assert success(value * 0.98) > allowed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.accepted_updates import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.best_of import AttacksByRule, BestOf
+from fedglass.attack.hypotheses import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Accepted, Observation, Reconstruction, Training

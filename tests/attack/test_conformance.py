@@ -20,19 +20,8 @@ import torch
 from torch import Tensor
 
 import fedglass.attack
-from fedglass.attack.accepted_updates import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs, Guesses, GuessRule
-from fedglass.attack.forward.aggregation_rules import (
-    OneClient,
-    SoftMedian,
-    SupposedMean,
-    SupposedMedian,
-    SupposedTrimmedMean,
-    Through,
-)
-from fedglass.attack.forward.filtered import ThroughFilter
-from fedglass.attack.forward.global_model import GlobalModel
 from fedglass.attack.forward.gradients import (
     AlongSegment,
     BesideStatistics,
@@ -41,9 +30,27 @@ from fedglass.attack.forward.gradients import (
     OnSegment,
     RepeatedGradient,
 )
+from fedglass.attack.forward.messages import (
+    GlobalModel,
+    OneClient,
+    SoftMedian,
+    SupposedMean,
+    SupposedMedian,
+    SupposedTrimmedMean,
+    Through,
+    ThroughFilter,
+)
 from fedglass.attack.forward.unroll import EachClient, SuperClient, Unroll, UnrollEpochs
-from fedglass.attack.images.codes import GanCodes
-from fedglass.attack.images.latent import GeneratorWeights, Latent, OwnDecoder, StoredDecoder
+from fedglass.attack.hypotheses import (
+    AcceptedClients,
+    AllClients,
+    AllOthers,
+    GuessAccepted,
+    OneOther,
+    SearchByOwnImages,
+    SomeOthers,
+)
+from fedglass.attack.images.latent import GanCodes, GeneratorWeights, Latent, OwnDecoder, StoredDecoder
 from fedglass.attack.images.pixels import (
     BoundedEpochPixels,
     BoundedLowResolution,
@@ -64,10 +71,27 @@ from fedglass.attack.labels.counts import (
     OwnCounts,
 )
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.signs import MinimumRule, SignRule
-from fedglass.attack.labels.targets import RecoveredTargets
-from fedglass.attack.needs import needs_of, uses_of
-from fedglass.attack.parts import Evaluation, FirstEpoch, MatchAndAverage, Problem, Refinement, binding_of, no_progress
+from fedglass.attack.labels.targets import MinimumRule, RecoveredTargets, SignRule
+from fedglass.attack.malicious_server import (
+    BinReading,
+    ClassLabel,
+    ClassReading,
+    Fishing,
+    Imprint,
+    MaliciousServer,
+    TrapWeights,
+)
+from fedglass.attack.parts import (
+    Evaluation,
+    FirstEpoch,
+    MatchAndAverage,
+    Problem,
+    Refinement,
+    binding_of,
+    needs_of,
+    no_progress,
+    uses_of,
+)
 from fedglass.attack.peer_knowledge import FixOwnImages, FixOwnLabels, KeepOwnUpdate, LabelsOfOthers, SubtractOwnUpdate
 from fedglass.attack.refine.gan import GanEnhancement
 from fedglass.attack.refine.masked_diffusion import (
@@ -77,7 +101,6 @@ from fedglass.attack.refine.masked_diffusion import (
     StartSearch,
 )
 from fedglass.attack.refine.restoration import DDRM, MedianFilter
-from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import LBFGS, Adam, LookaheadAdam, Momentum, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.schedules import (
     Constant,
@@ -88,22 +111,26 @@ from fedglass.attack.solvers.schedules import (
     LowestFrom,
     StepDecay,
 )
-from fedglass.attack.terms.distance import Cosine, SquaredError, SupportCosine
-from fedglass.attack.terms.inversion import BatchDependence, ClassLoss, CriticScore
-from fedglass.attack.terms.layers import (
+from fedglass.attack.terms.distance import (
+    Cosine,
     GaussianKernel,
     GrowingCosine,
     LayeredCosine,
     LayeredSquaredError,
     PartialMatch,
     Ramp,
+    SquaredError,
+    SupportCosine,
 )
 from fedglass.attack.terms.priors import (
     AbsoluteEpochPrior,
+    BatchDependence,
     CircularTotalVariation,
+    ClassLoss,
     ClipPenalty,
     ConvMax,
     ConvMean,
+    CriticScore,
     Max,
     Mean,
     PixelVariation,
@@ -352,6 +379,16 @@ WHOLES = [
     *CLIENTS,
 ]
 
+CRAFTED = [
+    Imprint(bins=32),
+    TrapWeights(rate=0.1, units=64),
+    Fishing(target=1),
+    BinReading(),
+    ClassLabel(1),
+    ClassReading(Attack(ClassLabel(1), (STAGE,))),
+    MaliciousServer(Imprint(), BinReading()),
+]
+
 PARTS: list[Any] = [
     *LABELS,
     *IMAGES,
@@ -371,6 +408,7 @@ PARTS: list[Any] = [
     *SEARCHES,
     *WHOLES,
     *COMBINATIONS,
+    *CRAFTED,
 ]
 
 FEDAVG = Training(0.3, epochs=2, batch_size=2)

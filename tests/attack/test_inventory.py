@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import PACKAGES, inventory
-from fedglass.attack.needs import parts_of
+from fedglass.attack.parts import parts_of
 from fedglass.core.registry import built_in
 
 

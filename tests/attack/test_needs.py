@@ -15,9 +15,8 @@ from fedglass.attack.forward.unroll import Unroll
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import CountsBefore
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.labels.signs import SignRule
-from fedglass.attack.needs import check_needs, needs_of, uses_of
-from fedglass.attack.parts import Forward, Labels
+from fedglass.attack.labels.targets import SignRule
+from fedglass.attack.parts import Forward, Labels, check_needs, needs_of, uses_of
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine, SquaredError
 from fedglass.attack.terms.term import Term

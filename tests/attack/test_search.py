@@ -12,10 +12,10 @@ import torch
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import BestOf
 from fedglass.attack.forward.unroll import SuperClient
+from fedglass.attack.hypotheses import SearchByOwnImages, own_image_error, with_rate_and_examples
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.peer_knowledge import SubtractOwnUpdate
-from fedglass.attack.search import SearchByOwnImages, own_image_error, with_rate_and_examples
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay
 from fedglass.attack.terms.distance import SquaredError

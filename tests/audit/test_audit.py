@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
-from fedglass.audit.cases import Case, QuietProgress
 from fedglass.audit.simulated import Simulated
+from fedglass.audit.target import Case, QuietProgress
 from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.tensors import Update
@@ -27,12 +27,13 @@ from fedglass.federation.views import AggregateView, Knows, ServerView
 from fedglass.fl.aggregate.rule import Aggregated, AggregationContext, State, mean_of
 from fedglass.fl.release import Outgoing
 from fedglass.recipes import recipe
-from fedglass.report.html import audit_page
+from fedglass.report.audit_page import audit_page
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import RECORDS, RecordFile
 from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.outcomes import read_audit
 from fedglass.verdict.records import Record
 
 Make = Callable[..., Job]
@@ -308,5 +309,5 @@ def test_a_round_whose_updates_were_all_rejected_keeps_the_model_and_the_audit_g
     assert "The rule rejected all updates of round 0" in str(aggregate.error)
     assert (server.accepted, later.accepted) == ([], ["client 0", "client 1"])
     assert "Round 1: the aggregation rule rejected all 2 updates; the model did not change." in audit_page(
-        tmp_path, [server, later]
+        read_audit(tmp_path, records=[server, later])
     )

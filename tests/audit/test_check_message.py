@@ -23,6 +23,7 @@ from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
 from fedglass.fl.release import Chain, Protection
+from fedglass.verdict.collect_doubts import flag
 from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.records import Certificate
 
@@ -154,6 +155,17 @@ def test_noise_below_the_rounding_of_the_message_is_not_testable() -> None:
     assert certificate.assumptions["noise"] == "declared"
 
 
+@pytest.mark.parametrize(("used", "refuted"), [(4.0, False), (0.04, True)])
+def test_noise_of_several_steps_is_refuted_where_it_is_too_small(used: float, refuted: bool) -> None:
+    training = Training(lr=0.1, epochs=2, batch_size=2)
+    source = Simulated(federation(training=training, gradient=DPSGD(1.0, used)))
+    shields = {"client 0": Protection(gradient=DPSGD(1.0, 4.0))}
+    target = target_of(Recorded(source.transcript(), source.truths(), public=public(), defences=shields))
+    kinds = [found.kind for found in message_doubts(target)]
+    assert DoubtKind.NOISE_NOT_TESTABLE in kinds  # it can be refuted, but not confirmed
+    assert (DoubtKind.NOISE_REFUTED in kinds) == refuted
+
+
 def test_rounds_that_are_planned_are_told() -> None:
     certificate = certified(simulated(3, release=Chain((Clip(0.1), GaussianNoise(0.1)))))
     assert (certificate.rounds, certificate.planned) == (1, 3)
@@ -205,3 +217,13 @@ def test_without_a_certificate_something_says_why() -> None:
         certificate, doubts = checked(target)
         assert certificate is None
         assert [each.kind for each in doubts] == [kind]
+
+
+@pytest.mark.parametrize(("known", "remedy"), [(True, "one noisy step"), (False, "Record the order")])
+def test_the_step_for_noise_in_several_local_steps(known: bool, remedy: str) -> None:
+    source = Simulated(federation(Training(lr=0.1, batch_size=2), gradient=DPSGD(1.0, 1.0)))
+    truths = source.truths() if known else replace(source.truths(), order={})
+    shields = {"client 0": Protection(DPSGD(1.0, 1.0))}
+    (found,) = message_doubts(target_of(Recorded(source.transcript(), truths, defences=shields)))
+    assert found.kind is DoubtKind.NOISE_NOT_TESTABLE
+    assert remedy in flag(found).step

@@ -17,7 +17,7 @@ from fedglass.checks.consistency import contradictions
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 from fedglass.defend.noise import Clip
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build

@@ -20,7 +20,7 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import ServerView
 from fedglass.metrics.catalogue import score
 from fedglass.recipes import recipe
-from fedglass.report.html import write_report
+from fedglass.report.audit_page import write_report
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge

@@ -11,9 +11,8 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.audit import Job
-from fedglass.audit.cases import Case, ProbeResult, QuietProgress
 from fedglass.audit.play import Work, play_unfinished, unfinished_cases
-from fedglass.audit.target import Target
+from fedglass.audit.target import Case, ProbeResult, QuietProgress, Target
 from fedglass.core.errors import AuditError
 from fedglass.execution.executor import Executor, InProcess
 from fedglass.execution.processes import Processes

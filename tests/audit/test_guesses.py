@@ -21,7 +21,7 @@ from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.types import Reconstruction
-from fedglass.data.builtin import glyphs
+from fedglass.data.catalogue import glyphs
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Examples, Truth

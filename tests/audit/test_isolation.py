@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedglass.attack.best_of import BestOf, GuessEpochs
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.audit.play_attack import isolate, iterations_of, oracle_facts
+from fedglass.audit.probes import isolate, iterations_of, oracle_facts
 from fedglass.core.types import Observation, Own
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.views import Knows, ServerView

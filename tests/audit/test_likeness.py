@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedglass.audit.scoring import likeness, shown_transformed
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 
 PHOTOS = photos().resized(16).images[:8]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedglass.attack.needs import needs_of
+from fedglass.attack.parts import needs_of
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Work, play_case
 from fedglass.audit.target import Target
@@ -33,12 +33,15 @@ def played(job: Job, target: Target) -> tuple[Record, Evidence | None]:
 
 @pytest.mark.parametrize("name", built_in("attacks"))
 def test_replacing_the_truth_after_the_round_changes_no_bit(
-    name: str, make_job: Callable[..., Job], make_federation: Callable[..., Federation]
+    name: str,
+    make_job: Callable[..., Job],
+    make_federation: Callable[..., Federation],
+    receiving: Callable[[object, Federation], Federation],
 ) -> None:
     few = {"iterations": 3} if "iterations" in inspect.signature(built_in("attacks")[name].value).parameters else {}
     attack = recipe(name, **few)
     peers = 1 if Fact.OWN_EXAMPLES in needs_of(attack) else 0  # who has examples of its own knows those
-    federation = make_federation(examples=2)
+    federation = receiving(attack, make_federation(examples=2))
     trained = Federation(
         federation.model, federation.clients, Training(0.1, 2, 1), federation.classes, federation.whitening
     )

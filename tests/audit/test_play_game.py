@@ -12,7 +12,7 @@ from fedglass.audit.audit import GAME, AuditResult, Job, run
 from fedglass.audit.public_data import Public
 from fedglass.audit.simulated import Simulated
 from fedglass.core.types import Training, Whitening
-from fedglass.data.builtin import glyphs
+from fedglass.data.catalogue import glyphs
 from fedglass.defend.noise import GaussianNoise
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation

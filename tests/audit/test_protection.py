@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,14 +18,15 @@ from fedglass.audit.target import Target
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.defend.accounting import Mechanism, budgets, gaussian_epsilon
-from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
+from fedglass.defend.filters import FlowerLocalDP, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.pruning import MagnitudePruning
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Examples
 from fedglass.federation.views import AggregateView, ServerView
-from fedglass.fl.release import Chain, Protection
+from fedglass.fl.release import Chain, Protection, Release
 
 Make = Callable[..., Federation]
 
@@ -45,6 +47,19 @@ def test_every_part_is_named_in_its_order(make_federation: Make) -> None:
     assert [w.split("(")[0] for w in words] == ["DPSGD", "Clip", "MagnitudePruning", "GaussianNoise"]
     assert defences_of(undefended(federation.clients[0])) == []
     assert Simulated(make_federation()).protection() == {"client 0": (), "client 1": ()}
+
+
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [
+        (FlowerLocalDP(1.0, 1e-4, 10.0, 1e-5), r"declares epsilon 10 at delta 1e-05; over 2 releases it is \d.*e\+08"),
+        (SVTPrivacy(epsilon=0.1), r"declares epsilon 0.1 at delta 0; over 2 releases it is \d"),
+    ],
+)
+def test_a_declared_epsilon_stands_next_to_the_real_one(make_federation: Make, release: Release, says: str) -> None:
+    federation = defended(make_federation(), release=release)
+    (lines, *_) = (section[1] for section in Simulated(federation, rounds=2).threat())
+    assert any(re.search(says, line) for line in lines), lines
 
 
 def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federation: Make) -> None:
@@ -79,6 +94,17 @@ def test_a_message_is_protected_by_its_own_clients_defences_alone(make_federatio
 def test_private_training_states_every_accountants_budget(make_federation: Make) -> None:
     federation = defended(make_federation(examples=4), gradient=DPSGD(clip=1.0, noise_multiplier=2.0))
     federation = replace(federation, training=Training(lr=0.1, epochs=3, batch_size=2))
+    (said,) = [line for line in promised(federation, rounds=5) if "DP-SGD" in line]
+    for budget in budgets(Mechanism(2.0, sample_rate=1.0, steps=15), DELTA):  # one slice of every epoch
+        assert str(budget) in said
+    assert "Gaussian" in said
+    assert "CLT" not in said
+
+
+def test_poisson_samples_amplify_privacy(make_federation: Make) -> None:
+    sampled = PoissonDPSGD(clip=1.0, noise_multiplier=2.0, sample_rate=0.5)
+    federation = defended(make_federation(examples=4), gradient=sampled)
+    federation = replace(federation, training=Training(lr=0.1, steps=6))
     (said,) = [line for line in promised(federation, rounds=5) if "DP-SGD" in line]
     for budget in budgets(Mechanism(2.0, sample_rate=0.5, steps=30), DELTA):
         assert str(budget) in said

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.labels.targets import SignRule
 from fedglass.attack.parts import Bound, Refinement
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Lowest
@@ -27,7 +27,7 @@ from fedglass.core.types import Film, Observation, Unknown
 from fedglass.federation.federation import Federation
 from fedglass.federation.views import ServerView
 from fedglass.recipes import recipe
-from fedglass.report.html import write_report
+from fedglass.report.audit_page import write_report
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import GAP, RecordFile
 from fedglass.verdict.gate import Gate

@@ -14,7 +14,8 @@ from torch import nn
 
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleBatchLabels
-from fedglass.attack.needs import needs_of
+from fedglass.attack.malicious_server import MaliciousServer
+from fedglass.attack.parts import needs_of
 from fedglass.audit.audit import Job, rehearse, run, threat_model
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
@@ -213,6 +214,7 @@ def test_a_filter_that_is_wider_than_the_pictures_is_found() -> None:
 @pytest.mark.parametrize("name", built_in("attacks"))
 def test_a_plan_that_asks_for_nothing_special_is_sound(name: str) -> None:
     view = 'view = "peer"' if Fact.OWN_EXAMPLES in needs_of(recipe(name)) else ""
+    view = 'view = "malicious_server"' if isinstance(recipe(name), MaliciousServer) else view
     members = "examples = 2\nclients = 2" if view else "examples = 2"
     assert plan(f'name = "{name}"', view, members, training="lr = 0.1, epochs = 2, batch_size = 1").cases
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from fedglass.audit import audit, cost, play
 from fedglass.audit.audit import EarlyVerdict, Job, run
-from fedglass.audit.cases import Case, QuietProgress
 from fedglass.audit.cost import describe_time, estimate, gradient_seconds
 from fedglass.audit.play import was_cut_short
+from fedglass.audit.target import Case, QuietProgress
 from fedglass.cli import progress as screens
-from fedglass.cli.progress import Screen
+from fedglass.cli.progress import AdviceScreen, Screen
 from fedglass.recipes import recipe
 from fedglass.verdict.directory import RECORDS, RecordFile
 from fedglass.verdict.gate import Gate
@@ -137,3 +137,17 @@ def test_without_a_terminal_a_line_says_how_far_it_is(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" done")[0] for line in lines] == ["15%", "30%"]
     assert lines[1] == "30% done after 60 s, about 2 min left."
+
+
+def test_the_share_of_an_advice_is_that_of_the_whole_search_and_never_falls() -> None:
+    screen = AdviceScreen(quiet=True)
+    shares = []
+    for number in (1, 2, 4):
+        screen.setting_started("dpsgd", number, 4)
+        shares.append(screen.share())
+        for done in (1, 2):
+            screen.planned(2, done)
+            shares.append(screen.share())
+        screen.planned(4, 2)  # the searches of the plan are added
+        shares.append(screen.share())
+    assert shares == [0, 0.125, 0.25, 0.25, 0.25, 0.375, 0.5, 0.5, 0.75, 0.875, 1, 1]

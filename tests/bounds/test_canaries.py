@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
 
-from fedglass.bounds import canaries
-from fedglass.bounds.canaries import (
+from fedglass.bounds import success
+from fedglass.bounds.success import (
     epsilon_ceiling,
     epsilon_lower,
     gaussian_mu_ceiling,
     gaussian_mu_lower,
+    gdp_epsilon,
     guess_p_value,
     guessed_epsilon,
     guessed_epsilon_ceiling,
 )
-from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import UsageError
 
 DELTA = 1e-5
@@ -146,7 +146,7 @@ def test_the_limit_is_rarely_wrong(mu: float) -> None:
 def test_the_limit_is_that_of_exact_confidence_intervals() -> None:
     """One threshold by hand: the largest excluded score, of which none is above."""
     excluded, included = np.arange(50.0), np.concatenate([np.full(60, 99.0), np.full(4, 3.0)])
-    level = 0.05 / (2 * len(canaries.EXCEEDED))
+    level = 0.05 / (2 * len(success.EXCEEDED))
 
     def limit(hits: int, trials: int) -> float:
         return float(binomtest(hits, trials, alternative="less").proportion_ci(1 - level).high)

@@ -111,6 +111,7 @@ SINGLE = [
     residual_tests.small_entries,
     residual_tests.row_sums,
     residual_tests.neighbours,
+    residual_tests.windows,
     lambda z: residual_tests.rows(residual_tests.slices(z)),
     residual_tests.singular_values,
     residual_tests.correlated_rows,
@@ -215,7 +216,25 @@ def same_start(noise: Noise, generator: torch.Generator) -> Noise:
     return {name: first[: tensor.numel()].view_as(tensor) for name, tensor in noise.items()}
 
 
+def with_a_picture(noise: Noise, generator: torch.Generator) -> Noise:
+    """A smooth picture of 16 x 16 pixels in the place of the noise, with its mean and its deviation."""
+    coarse = torch.rand(1, 1, 5, 5, generator=generator)
+    picture = torch.nn.functional.interpolate(coarse, (16, 16), mode="bilinear", align_corners=True).flatten()
+    first = noise[FIRST].clone()
+    first.view(-1)[5_000:5_256] = STD * (picture - picture.mean()) / picture.std()
+    return changed(noise, first)
+
+
+def with_pixels(noise: Noise, generator: torch.Generator) -> Noise:
+    """A rough picture of 16 x 16 pixels in [0, 1], in units of the noise."""
+    first = noise[FIRST].clone()
+    first.view(-1)[5_000:5_256] = STD * torch.rand(256, generator=generator)
+    return changed(noise, first)
+
+
 CHANGES = {
+    with_a_picture: "windows",
+    with_pixels: "windows",
     silent_rows: "rows",
     silent_columns: "rows",
     centred: "row_sums",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.distances import alike, candidate_label, tells_nothing
+from fedglass.checks.noise import alike, candidate_label, tells_nothing
 from fedglass.checks.replay import replay
 from fedglass.checks.singling_out import singling_out
 from fedglass.core.types import BatchNorm, Training, Whitening

@@ -17,8 +17,10 @@ from fedglass.attack.attack import Attack
 from fedglass.cli import plans as template
 from fedglass.cli.main import cli
 from fedglass.cli.plans import NAMED, UNREGISTERED, registered
+from fedglass.cli.progress import utility_in_words
 from fedglass.core.errors import AuditError
 from fedglass.verdict.directory import RecordFile
+from fedglass.verdict.records import Record
 
 Run = Callable[..., Result]
 Write = Callable[..., Path]
@@ -212,6 +214,36 @@ def test_a_pipe_gets_no_colours(write_plan: Write) -> None:
         run = subprocess.run([sys.executable, "-m", "fedglass", *arguments], capture_output=True, text=True, check=True)
         assert run.stdout
         assert "\x1b" not in run.stdout + run.stderr
+
+
+def test_check_describes_what_advise_compares(fedglass: Run, write_plan: Write) -> None:
+    more = '[advise]\nstrengths = 3\nseeds = 2\n[[advise.chain]]\ndefences = { name = "clip" }\n[gate]'
+    plan = write_plan(("examples = 1\n", "examples = 1\ntest_examples = 2\n"), ("[gate]", more))
+    words = " ".join(fedglass("check", plan).stdout.split())
+    assert "This is a plan for fedglass advise" in words
+    assert "clip, norm from 10 to 0.001." in words
+    assert "At most 3 strengths of each, on 2 seeds: 6 federations." in words
+    refused = fedglass("check", write_plan(("[gate]", more)))
+    assert refused.exit_code == 2
+    assert "set federation.test_examples" in " ".join(refused.stderr.split())
+
+
+def test_only_a_simulation_is_told_to_set_test_examples() -> None:
+    record = Record(
+        key="a",
+        attack="exact",
+        attack_repr="",
+        view="",
+        round=1,
+        client="0",
+        repeat=0,
+        seed=0,
+        status="done",
+        defences=["Defended by Clip(norm=1.0)."],
+    )
+    assert utility_in_words([record], simulated=False) == ["Defended by Clip(norm=1.0)."]
+    (line,) = utility_in_words([record], simulated=True)
+    assert line.endswith("Utility: not measured, set federation.test_examples.")
 
 
 def test_check_speaks_in_sentences(fedglass: Run, write_plan: Write) -> None:

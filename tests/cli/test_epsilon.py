@@ -17,7 +17,7 @@ from fedglass.defend.filters import FlowerLocalDP
 from fedglass.fl.canaries import LENGTH
 from fedglass.fl.release import Outgoing
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.canaries import CanaryKey, keys_folder, store_key
+from fedglass.recordings.privacy import CanaryKey, keys_folder, store_key
 
 PLAN = """
 [federation]
@@ -158,6 +158,7 @@ def test_a_bundle_without_canaries_is_refused_in_one_sentence(fedglass: Run, tmp
 
     assert answer.exit_code == 2
     assert "holds no canaries" in answer.stderr
+    assert "only DP-SGD by Opacus and Flower's local noise take them" in " ".join(answer.stderr.split())
     assert len(answer.stderr.strip().splitlines()) == 1
     assert "--canaries is for a plan" in fedglass("epsilon", tmp_path / "bundle", "--canaries", 5).stderr
 

@@ -48,6 +48,24 @@ def test_an_edited_record_is_run_again(fedglass: Run, write_plan: Callable[..., 
     assert "changed after" not in fedglass("audit", plan, "-o", out).output
 
 
+def test_a_replaced_picture_is_made_again_and_a_deleted_one_is_named(
+    fedglass: Run, write_plan: Callable[..., Path], tmp_path: Path
+) -> None:
+    plan, out = write_plan(), tmp_path / "out"
+    fedglass("audit", plan, "-o", out)
+    picture = next(out.glob("pictures/*_0.png"))
+    before = picture.read_bytes()
+    picture.write_bytes(next(out.glob("pictures/original_*.png")).read_bytes())
+    assert "1 record changed after the case was run" in fedglass("audit", plan, "-o", out).output
+    assert picture.read_bytes() == before
+    picture.unlink()
+    for command in (("report", out), ("audit", plan, "-o", out)):
+        assert f"1 file of reconstructions or pictures deleted, such as pictures/{picture.name}" in " ".join(
+            fedglass(*command).output.split()
+        )
+    assert not picture.exists()
+
+
 def timeless(record: Record) -> dict[str, object]:
     return record.model_dump(exclude={"seconds", "peak_mib", "finished"})
 

@@ -135,6 +135,8 @@ def test_a_failed_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="no space"):
         write_atomic(tmp_path / "file", "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "old"}
+    write_atomic(tmp_path / "file", "a picture", durable=False)
+    assert (tmp_path / "file").read_text() == "a picture", "the disk is not waited for"
 
 
 KILLED = """

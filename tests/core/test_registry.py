@@ -126,9 +126,9 @@ def test_for_one_part_the_modules_of_the_others_are_left_alone() -> None:
     asked = "from fedglass.core.registry import find, origin_of\n"
     found = imported_by(asked + "find('attacks', 'dlg'), find('attacks', 'dlfa_published'), find('models', 'vit')")
     assert {"fedglass.recipes.dlg", "fedglass.recipes.dlfa", "fedglass.models.vit"} <= found
-    assert not {"fedglass.recipes.exact", "fedglass.recipes.coarse_to_fine_baselines", "fedglass.models.large"} & found
+    assert not {"fedglass.recipes.exact", "fedglass.recipes.coarse_to_fine", "fedglass.models.large"} & found
     # Nothing is called like this one: all modules are asked.
-    assert "fedglass.recipes.coarse_to_fine_baselines" in imported_by(asked + "find('attacks', 'invg_scaled')")
+    assert "fedglass.recipes.coarse_to_fine" in imported_by(asked + "find('attacks', 'invg_scaled')")
 
 
 def test_parts_of_one_file_stand_together_in_their_order() -> None:

@@ -8,6 +8,7 @@ What it continues to is what it would have made undisturbed.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,15 +16,24 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fedglass.audit.target import QuietProgress
 from fedglass.cli.main import cli
+from fedglass.execution.executor import InProcess
 from fedglass.recordings import BundleWriter, read_bundle
+from fedglass.reproduce.campaign import Entry, PlannedRun, plan_campaign, run_campaign
+from fedglass.reproduce.results import read_results
+from fedglass.train import image_models
+from fedglass.verdict.directory import RECORDS, RecordFile
 
 KILLS = int(os.environ.get("FEDGLASS_KILLS", "3"))
 Finished = dict[str, Any]
@@ -122,7 +132,135 @@ def joined(folder: Path) -> Finished:
     return bundle_content(folder, "all") if (folder / "all").exists() else {}
 
 
+# Records of cases: an audit, and a search for a defence.
+
+AUDIT = """
+[federation]
+data = "photos"
+size = 16
+clients = 2
+examples = 1
+model = "lenet"
+init = "uniform"
+training.lr = 0.1
+[adversary]
+client = "all"
+[[attacks]]
+name = "inverting_gradients"
+iterations = 3
+[metrics]
+names = ["psnr"]
+"""
+ADVICE = """
+[federation]
+data = "photos"
+size = 12
+examples = 2
+test_examples = 4
+model = "lenet_tanh"
+training = { lr = 0.1, batch_size = 1 }
+[advise]
+strengths = 2
+seeds = 2
+[[advise.chain]]
+defences = { name = "magnitude_pruning" }
+[metrics]
+names = ["psnr"]
+[[attacks]]
+name = "idlg"
+iterations = 1
+"""
+
+
+def write_plan(folder: Path, text: str) -> None:
+    (folder / "plan.toml").write_text(text)
+
+
+def audit(folder: Path, command: str = "audit") -> None:
+    invoke(command, folder / "plan.toml", "-o", folder / "out", "--workers", 1)
+
+
+def records(folder: Path) -> Finished:
+    """Return every finished record with its times: no case has two of them."""
+    finished = {}
+    for file in sorted((folder / "out").rglob(RECORDS)):
+        for record in RecordFile(file).history():
+            name = f"{file.relative_to(folder)}: {record.key}"
+            assert name not in finished, "a case ran twice"
+            finished[name] = record.model_dump()
+    return finished
+
+
+def timeless(folder: Path) -> Any:
+    times = ("seconds", "peak_mib", "finished")
+    return {key: {k: v for k, v in record.items() if k not in times} for key, record in records(folder).items()}
+
+
+def advice(folder: Path) -> Any:
+    found = json.loads((folder / "out" / "advice.json").read_text())
+    return timeless(folder), {key: found[key] for key in ("recommended", "settings")}
+
+
+# Lines of a campaign.
+
+
+@cache
+def planned_runs() -> list[PlannedRun]:
+    ((_, runs),) = plan_campaign([Entry("dlfa-table2", "1", ("interpolated",), clients=6)], None, ["femnist=glyphs"], 0)
+    return runs
+
+
+def campaign(folder: Path) -> None:
+    run_campaign(planned_runs(), folder / "out", folder / "results", InProcess(), 1, 1.0, QuietProgress())
+
+
+def result_lines(folder: Path) -> Finished:
+    lines = read_results(folder / "results").lines
+    finished = {f"{line.row} {line.method} {line.client} {line.seed}": line.model_dump() for line in lines}
+    assert len(finished) == len(lines), "a run has two lines"
+    return finished
+
+
+def measured(folder: Path) -> Any:
+    lines = result_lines(folder).items()
+    return {key: {k: v for k, v in line["metrics"].items() if k not in ("hours", "gigabytes")} for key, line in lines}
+
+
+# Weights of a training.
+
+
+def images(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), dtype=np.uint8)
+    np.savez(folder / "d.npz", images=pixels, labels=np.arange(12) % 3)
+
+
+def train(folder: Path) -> None:
+    invoke("train", "diffusion", f"npz:{folder / 'd.npz'}", "-o", folder / "m", "--steps", 60)
+
+
+def weights(folder: Path) -> Any:
+    return {
+        name: tensor.tolist()
+        for name, tensor in load_file(folder / "m" / "diffusion_pytorch_model.safetensors").items()
+    }
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diffusion model that trains in no time, and stores its state often."""
+    monkeypatch.setattr(image_models, "SIZES", {"small": ((8, 8), 1, 2), "medium": None, "large": None})
+    monkeypatch.setattr("fedglass.diffusion.training.MOST_SECONDS_UNSAVED", 0.1)
+
+
+def nothing(folder: Path) -> Finished:
+    return {}
+
+
 COMMANDS = {
+    "audit": Command(lambda folder: write_plan(folder, AUDIT), audit, records, timeless),
+    "advise": Command(lambda folder: write_plan(folder, ADVICE), lambda f: audit(f, "advise"), records, advice),
+    "campaign": Command(lambda folder: planned_runs(), campaign, result_lines, measured),
+    "train": Command(images, train, nothing, weights),
     "recorder": Command(lambda folder: None, record, whole_rounds, bundle_content),
     "join": Command(two_bundles, join, joined, joined),
 }

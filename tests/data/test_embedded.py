@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedglass.core.errors import DataError
-from fedglass.data.builtin import CHARACTERS, glyphs, photos
+from fedglass.data.catalogue import CHARACTERS, glyphs, photos
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "src" / "fedglass" / "data" / "embedded"

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from fedglass.core.errors import DataError
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import parse_json
 from fedglass.data import files
 from fedglass.data.catalogue import load
 from fedglass.data.cifar import plain_values
@@ -154,6 +154,22 @@ def test_npz_bomb_and_missing_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     refused(f"npz:{file}", "images unpacks to 134217.* bytes, at most 104857600")
     np.savez(file, pictures=np.zeros(3))
     refused(f"npz:{file}", "expected an array named 'images'.*found pictures: rename it")
+    np.savez(file, **{"pic\ntures\x1b": np.zeros(3), "x" * 3000: np.zeros(3)})
+    refused(f"npz:{file}", r"found pic\?tures\?, x{40}: rename it")
+
+
+def test_arrays_of_an_npz_are_compared_and_summed_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, many = tmp_path / "set.npz", np.zeros(80 * MIB, np.uint8)
+    np.savez_compressed(file, images=np.zeros((2, 3, 3), np.uint8), labels=many)
+    refused(f"npz:{file}", "each of 2 images, got 83886080 labels")
+    np.savez_compressed(file, images=many.reshape(-1, 1, 1), labels=many, client_id=many)
+    refused(f"npz:{file}", "announces 419430400 values, at most")
+    monkeypatch.setattr("fedglass.data.readers.MAX_BYTES", 100 * MIB)
+    refused(f"npz:{file}", "labels unpacks to 838.* bytes, at most 104857600 are read of all arrays together")
+    np.savez_compressed(file, images=np.zeros((2, 3, 3), np.uint8), labels=[0, 1], class_names=["a"] * 70_000)
+    refused(f"npz:{file}", "class_names has 70000 names")
 
 
 def test_npz_labels(tmp_path: Path) -> None:
@@ -246,6 +262,23 @@ def test_files_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = tmp_path / "data.json"
     file.write_bytes(gzip.compress(b" " * (100 * MIB)))
     refused(f"leaf:{file}", "holds more than 1000 bytes")
+
+
+def test_the_files_of_a_leaf_folder_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        users = {f"{name}{i}": {"x": [[0, 0, 0, 0]] * 9, "y": [0] * 9} for i in range(10)}
+        (tmp_path / f"{name}.json").write_bytes(gzip.compress(json.dumps({"user_data": users}).encode()))
+    assert len(load(f"leaf:{tmp_path}")) == 270
+    for limit, most, says in (
+        ("_MOST_USERS", 20, "holds more than 20 users"),
+        ("MAX_BYTES", 5000, "its files hold more than 5000 bytes together"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedglass.data.readers.{limit}", most)
+            refused(f"leaf:{tmp_path}", says)
+    monkeypatch.setattr("fedglass.data.files.MAX_VALUES", 1000)
+    monkeypatch.setattr("fedglass.data.readers._images", None)  # refused before they are put together
+    refused(f"leaf:{tmp_path}", "announces 1008 values")
 
 
 def twice_each(times: int) -> bytes:

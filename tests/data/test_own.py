@@ -10,7 +10,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.data.catalogue import is_embedded, load, located
 
 CODE = """
-from fedglass.data.builtin import glyphs
+from fedglass.data.catalogue import glyphs
 
 def small():
     return glyphs(writers=1, per_writer=3)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
-from fedglass.data.dataset import Dataset
-from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes
+from fedglass.data.dataset import ByWriter, Dataset, Dirichlet, Iid, Partition, Sizes
 
 
 def make(n: int, classes: int = 5, writers: int = 4) -> Dataset:

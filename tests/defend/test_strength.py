@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import entries, takes
-from fedglass.defend.strength import Strength
+from fedglass.defend.per_example import Strength
 
 NEEDED = {"clip": 1.0, "clipping_norm": 1.0, "sample_rate": 0.5, "sensitivity": 1.0, "delta": 1e-5}
 DECLARING = [entry for entry in entries("defences") if isinstance(getattr(entry.value, "strength", None), Strength)]

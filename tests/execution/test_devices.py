@@ -13,16 +13,14 @@ import torch
 from tests.devices import pretended_device
 from torch import Tensor, nn
 
-from fedglass.attack.needs import needs_of
-from fedglass.attack.parts import no_progress
+from fedglass.attack.parts import needs_of, no_progress
 from fedglass.audit.audit import Job
-from fedglass.audit.cases import Case, Probe
 from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.play import Work, play_case
-from fedglass.audit.play_game import PlayGame
+from fedglass.audit.probes import PlayGame
 from fedglass.audit.public_data import Public
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Target
+from fedglass.audit.target import Case, Probe, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.optimisers import Adam
@@ -122,11 +120,16 @@ def test_checks_and_the_game_give_the_same_on_the_device(
 
 
 @pytest.mark.parametrize("name", built_in("attacks"))
-def test_attacks_give_the_same_on_the_device(name: str, make_job: MakeJob, make_federation: MakeFederation) -> None:
+def test_attacks_give_the_same_on_the_device(
+    name: str,
+    make_job: MakeJob,
+    make_federation: MakeFederation,
+    receiving: Callable[[object, Federation], Federation],
+) -> None:
     few = {"iterations": 2} if "iterations" in inspect.signature(built_in("attacks")[name].value).parameters else {}
     attack = recipe(name, **few)
     views = {"views": (PeerView(0),)} if Fact.OWN_EXAMPLES in needs_of(attack) else {}
-    federation = replace(make_federation(examples=2), training=Training(0.1, 2, 1))
+    federation = replace(receiving(attack, make_federation(examples=2)), training=Training(0.1, 2, 1))
     job = make_job(federation=federation, knows=Knows(labels=True, batch_labels=True), attacks={name: attack}, **views)
     target, case = job.sources[0].targets(no_progress)[0], job.cases[-1]
     (_, here), (record, there) = on_both(lambda device: play_case(Work(case, target, device), no_progress))

@@ -65,6 +65,24 @@ def test_a_loss_computes_what_torch_does(loss: Any, outputs: Tensor, targets: Te
     assert len({loss, eval(repr(loss))}) == 1
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [-100, 2, 255])
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+def test_one_hot_rows_have_the_loss_of_their_classes(reduction: str, ignored: int, weight: Any) -> None:
+    loss, pixels = (kind(0.1, weight, ignored, reduction) for kind in (CrossEntropy, PixelCrossEntropy))
+    rows, masks = F.one_hot(CLASSES, 3).float(), F.one_hot(PIXELS, 3).movedim(-1, 1).float()
+    assert torch.allclose(loss.value(ROWS, rows), loss.value(ROWS, CLASSES))
+    assert torch.allclose(pixels.value(GRID, masks), pixels.value(GRID, PIXELS))
+    if ignored == 2:
+        shared = torch.tensor([[0.5, 0.3, 0.2]]).expand(5, 3).clone().requires_grad_()
+        renormalised = torch.tensor([[0.625, 0.375, 0.0]]).expand(5, 3)
+        assert torch.allclose(loss.value(ROWS, shared), loss.value(ROWS, renormalised)), "no example is ignored"
+        loss.value(ROWS, shared).backward()
+        assert shared.grad is not None
+        assert bool(shared.grad[:, :2].abs().amin() > 0)
+        assert not bool(shared.grad[:, 2].any())
+
+
 def test_dice_is_one_minus_the_overlap_of_masks() -> None:
     sure = 50.0 * F.one_hot(PIXELS, 3).movedim(-1, 1)
     assert float(Dice().value(sure, PIXELS)) == pytest.approx(0.0, abs=1e-5)

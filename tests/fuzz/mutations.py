@@ -1,4 +1,4 @@
-"""Damage to sound files: bytes of any of them, and values of those that hold JSON, also with fresh digests.
+"""Damage to sound files: bytes of any of them, values of JSON, also with fresh digests, and the structure of plans.
 
 Random bytes seldom get past the first check. A mutated sound file does, and a forger computes its digests anew.
 """
@@ -10,6 +10,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -60,21 +61,51 @@ def mutated_json(content: Any, random: Random) -> Any:
     for _ in range(random.choice((1, 1, 2, 4))):
         places = list(_places(content))
         if not places:
-            return random.choice(HOSTILE)
+            return deepcopy(random.choice(HOSTILE))
         inside, key = random.choice(places)
         match random.randrange(6):
             case 0 | 1 | 2:
-                inside[key] = random.choice(HOSTILE)
+                inside[key] = deepcopy(random.choice(HOSTILE))
             case 3:
                 other, other_key = random.choice(places)
-                inside[key] = json.loads(json.dumps(other[other_key]))
+                inside[key] = deepcopy(other[other_key])
             case 4:
                 del inside[key]
             case 5 if isinstance(inside, list):
-                inside.append(inside[key])
+                inside.append(deepcopy(inside[key]))
             case _ if isinstance(inside, dict):
-                inside[random.choice(("x", "0", str(key)[:-1]))] = inside[key]
+                inside[random.choice(("x", "0", str(key)[:-1]))] = deepcopy(inside[key])
     return content
+
+
+PARTS = ("a", "'a'", '"a"', r'"\""', "'\"'", "''", "é")
+STARTS = ("", "", '# "\n', 't = """a""""\n', "t = '''a''''\n", 't = """')
+"""What a reader of quotes may stumble over before a key."""
+
+
+def mutated_toml(text: str, random: Random) -> str:
+    """Return a plan with deep tables, long keys, huge integers or lines that are there twice."""
+    lines = text.splitlines()
+    for _ in range(random.choice((1, 1, 2, 4))):
+        at, many = random.randrange(len(lines) + 1), random.choice((2, 19, 25, 300, 20_000))
+        key = random.choice((".", " . ")).join([random.choice(PARTS)] * many)
+        digits = random.choice(("9", "-9", "0x" + "f", "0b1", "1_0", "1e9", "0.")) + random.choice("019") * many
+        match random.randrange(7):
+            case 0:
+                lines.insert(at, random.choice(STARTS) + random.choice((f"{key} = 1", f"a = {{{key} = 1}}")))
+            case 1:
+                lines.insert(at, random.choice((f"[{key}]", f"[[{key}]]", f"[federation.{key}]", f"[{key}")))
+            case 2:
+                lines.insert(at, "x = " + random.choice(("[", "{a=", "[{a=")) * many + "1")
+            case 3:
+                lines.insert(at, f"{random.choice(('seed', 'x', 'rounds'))} = {digits}")
+            case 4:
+                lines.insert(at, random.choice(lines))
+            case 5:
+                lines = [re.sub(r"-?\d+(\.\d+)?", digits, line) if i == at else line for i, line in enumerate(lines)]
+            case 6:
+                lines[at:] = [*lines[at:], *lines[at:]]
+    return "\n".join(lines)
 
 
 def _places(content: Any) -> Iterator[Place]:
@@ -93,6 +124,8 @@ def mutate(folder: Path, random: Random) -> None:
         number = random.randrange(len(lines))
         lines[number] = json.dumps(mutated_json(json.loads(lines[number]), random)).encode()
         path.write_bytes(b"\n".join(lines) + b"\n")
+    elif path.suffix == ".toml" and random.random() < 0.6:
+        path.write_text(mutated_toml(path.read_text(), random))
     elif path.suffix == ".safetensors" and random.random() < 0.5:
         _mutate_header(path, random)
     else:

@@ -36,8 +36,9 @@ from fedglass.plan.schema import AdversaryTable, read_plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recordings.join import bundle_of_saved
 from fedglass.recordings.observed import contradictions_of
-from fedglass.report.html import write_report
+from fedglass.report.audit_page import write_report
 from fedglass.report.pipelines import write_junit, write_sarif
+from fedglass.verdict.outcomes import read_audit
 
 SHAPE, CLASSES = (1, 8, 8), 4
 PLAN = """
@@ -83,17 +84,12 @@ names = ["psnr", "ssim"]
 """
 
 
-SLOW = 1 / 6
-
-
 @dataclass(frozen=True)
 class Reader:
     """A reader, and what makes a sound folder for it."""
 
     make: Callable[[Path], object]
     read: Callable[[Path], object]
-    inputs: float = 1.0
-    """Its share of the inputs: readers that build models or write reports take ten times as long as others."""
 
 
 def federation() -> Federation:
@@ -141,8 +137,8 @@ def make_records(folder: Path) -> None:
 
 def read_records(folder: Path) -> None:
     write_report(folder)
-    write_junit(folder, folder / "junit.xml")
-    write_sarif(folder, folder / "audit.sarif")
+    write_junit(read_audit(folder), folder / "junit.xml")
+    write_sarif(read_audit(folder), folder / "audit.sarif")
 
 
 def make_pictures(folder: Path) -> None:
@@ -196,16 +192,16 @@ def make_diffusion(folder: Path) -> None:
 
 READERS: dict[str, Reader] = {
     "plans": Reader(lambda folder: (folder / "plan.toml").write_text(PLAN), lambda f: read_plan(f / "plan.toml")),
-    "bundles": Reader(make_bundle, read_recording, SLOW),
+    "bundles": Reader(make_bundle, read_recording),
     "truths": Reader(make_truths, Truths.load),
     "transcripts": Reader(make_transcript, lambda folder: Transcript.load(folder, model())),
-    "records": Reader(make_records, read_records, SLOW),
+    "records": Reader(make_records, read_records),
     "pictures": Reader(make_pictures, lambda folder: load(f"folder:{folder}")),
     "npz": Reader(make_npz, read_npz),
     "idx": Reader(make_idx, lambda folder: load(f"idx:{folder}")),
     "leaf": Reader(make_leaf, lambda folder: load(f"leaf:{folder}")),
     "cifar": Reader(make_cifar, read_cifar),
-    "diffusion": Reader(make_diffusion, load_folder, SLOW),
+    "diffusion": Reader(make_diffusion, load_folder),
 }
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from fedglass.guard import REFUSED, Reason
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "guard.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +21,8 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == said
 
 
-def test_every_reason_and_the_sentence_are_on_the_page() -> None:
+def test_every_reason_and_the_sentence_are_on_a_page() -> None:
     assert REFUSED in PAGE
+    received = (DOCS / "received-models.md").read_text(encoding="utf-8")  # the signs of crafted models
     for reason in Reason:
-        assert f"`{reason.value}`" in PAGE
+        assert f"`{reason.value}`" in PAGE + received

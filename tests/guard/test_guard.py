@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
@@ -24,11 +25,12 @@ from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import GaussianNoise
 from fedglass.fl.local import schedule, train
 from fedglass.fl.release import Outgoing
-from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason
-from fedglass.guard.checks import shown_images
+from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason, checks
+from fedglass.guard.checks import EXACT, shown_images
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.runners import InlineRunner, SubprocessRunner
 from fedglass.models.network import Network
+from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
 
@@ -84,12 +86,34 @@ def world(toy: Any) -> World:
     return World(toy)
 
 
+def test_reports_are_lines_of_the_clients_log(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(**HERE, attacks={}, log=tmp_path / "own" / "guard.jsonl")
+    with caplog.at_level(logging.INFO, "fedglass.guard"):
+        assert world.report(guard, world.trained()).allowed
+        guard.refused(Reason.UNWATCHED)
+        Guard(log=tmp_path / "own").refused(Reason.FAULT)  # a folder
+    assert [record.getMessage() for record in caplog.records if "level" not in record.getMessage()] == [
+        "allowed",
+        "refused: ['unwatched']",
+        "refused: ['fault']",
+        "the guard's log cannot be written: check Guard.log",
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "own" / "guard.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["allowed"], line["reasons"]) for line in lines] == [
+        (1, True, []),
+        (2, False, ["unwatched"]),
+    ]
+
+
 def test_an_attack_that_reads_the_update_stops_it(world: World) -> None:
-    report = world.report(Guard(false_alarms=0, **HERE), world.trained())
+    searches = {"search": recipe("inverting_gradients", labels=OracleLabels())}
+    report = world.report(Guard(attacks=searches, **HERE), world.trained())
     assert report.reasons == (Reason.RECOVERED,)
     assert report.examined.shown
     assert report.examined.shown <= (report.examples or 0)
-    assert report.examined.oracle, "it was told the labels"
+    exact = report.examined.attack in EXACT
+    assert report.examined.oracle is not exact, "a search was told the labels"
+    assert (report.examined.residual is None) is exact, "what an exact attack settles is not replayed"
     with pytest.raises(GuardRefusal, match=f"^{re.escape(REFUSED)}$"):
         report.enforce()
 
@@ -102,10 +126,68 @@ def test_an_image_that_is_shown_in_several_ways_counts_once() -> None:
     assert shown_images(scores, [True, True, True], Gate()) == 3
 
 
-def test_a_message_without_noise_points_at_its_examples(world: World) -> None:
+def test_an_image_that_is_hardly_better_than_a_guess_is_not_shown() -> None:
+    """Of a picture of low contrast, any guess comes near."""
+    for guess, shown in ((18.0, 0), (17.0, 1)):
+        scores = ImageScores({"psnr": [18.7]}, blind={"psnr": [guess]})
+        assert Gate().partly(scores) == [True]
+        assert shown_images(scores, [False], Gate()) == shown
+
+
+def test_an_exact_attack_reads_what_a_dense_layer_holds(toy: Any) -> None:
+    """Several steps on one image: the first dense layer's update is a multiple of it."""
+    world = World(toy, 1, Training(lr=0.1, epochs=3))
     report = world.report(Guard(**HERE), world.trained())
-    assert report.reasons == (Reason.SINGLED_OUT,)
-    assert report.examined.p_value == pytest.approx(0.05)
+    assert report.reasons == (Reason.RECOVERED,)
+    assert report.examined.attack == "division"
+    assert report.examined.best == pytest.approx(100, abs=60)
+    assert not report.examined.oracle
+
+
+def test_a_message_without_noise_singles_its_examples_out(world: World) -> None:
+    report = world.report(Guard(level="singling_out", attacks={}, **HERE), world.trained())
+    assert report.reasons == (Reason.SINGLED_OUT,), report.examined.fault
+    assert (report.examined.singled_out, report.examined.candidates) == (2, 1000)
+    assert world.report(Guard(attacks={}, **HERE), world.trained()).sound
+
+
+def test_strong_noise_singles_nothing_out(world: World) -> None:
+    guard = Guard(level="singling_out", attacks={}, clip=CLIP, noise_multiplier=10.0, **HERE)
+    report = world.report(guard, world.released(guard.protected))
+    assert report.sound, report
+    assert report.examined.singled_out == 0
+
+
+def test_a_game_that_decides_nothing_is_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "FOR_RANK", 30)
+    guard = Guard(level="singling_out", attacks={}, **HERE)
+    assert world.report(guard, world.trained()).reasons == (Reason.UNDECIDED,)
+    monkeypatch.setattr(checks, "FOR_RANK", 3)
+    assert world.report(guard, world.trained()).reasons == (Reason.UNDECIDED,)
+
+
+@pytest.mark.parametrize(("share", "level"), [(0, "reconstruction"), (0.05, "singling_out"), (0.5, "singling_out")])
+def test_the_older_setting_of_the_level_keeps_working(share: float, level: str) -> None:
+    assert Guard(false_alarms=share).level == level
+
+
+def test_a_search_that_comes_near_to_no_image_ends_early(world: World) -> None:
+    guard = Guard(clip=CLIP, noise_multiplier=10.0, **{**HERE, "starts": 3})
+    report = world.report(guard, world.released(guard.protected))
+    assert report.sound
+    assert (report.examined.starts, report.examined.shown) == (0, 0)
+
+
+@pytest.mark.parametrize("level", ["reconstruction", "singling_out"])
+def test_the_first_line_of_the_log_says_what_the_level_asks(
+    world: World, level: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = Guard(level=level, attacks={}, **HERE)
+    with caplog.at_level(logging.INFO, logger="fedglass.guard"):
+        for _ in range(2):
+            guard.refused(Reason.STRUCTURE)
+    assert [level in record.getMessage() for record in caplog.records] == [True, False, False]
+    assert ("earlier versions" in caplog.text) is (level == "reconstruction")
 
 
 def test_strong_noise_is_let_out_and_verified(world: World) -> None:
@@ -271,7 +353,8 @@ def test_other_policies_let_it_out_and_say_so(world: World, policy: Any, caplog:
         report = world.report(guard, world.trained())
     assert report.allowed
     assert not report.sound
-    assert [r.levelno for r in caplog.records] == [logging.WARNING if policy == "warn" else logging.INFO]
+    _, reasons = caplog.records
+    assert reasons.levelno == (logging.WARNING if policy == "warn" else logging.INFO)
     assert (guard.counts.checked, guard.counts.refused, guard.counts.warned) == (1, 0, 1)
 
 
@@ -338,6 +421,8 @@ def test_running_statistics_that_move_leave_without_noise(toy: Any) -> None:
         {"policy": "ask"},
         {"budget_seconds": 0},
         {"false_alarms": 1.0},
+        {"false_alarms": 0, "level": "singling_out"},
+        {"level": "all"},
         {"min_examples": 0},
         {"clip": -1.0},
         {"noise_multiplier": 1.0},

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.guard import Guard, GuardReport, Reason
-from fedglass.guard.guard import observed_training, under_model_names
+from fedglass.guard.guard import observed_training
+from fedglass.guard.outbound import under_model_names
 from fedglass.guard.runners import InlineRunner
 from fedglass.models.names import names_of, unwrap
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.registry import built_in
 from fedglass.core.rng import stream
-from fedglass.metrics.catalogue import DEFAULT_METRICS, metric, names, score
+from fedglass.metrics.catalogue import DEFAULT_METRICS, Matching, metric, names, score
 from fedglass.metrics.images import psnr, rmse, ssim
 from fedglass.metrics.lpips import ALEX, HOW_TO_PROVIDE, Lpips
-from fedglass.metrics.matching import Matching
 
 
 def images(n: int, *name: str | int, side: int = 16) -> Tensor:

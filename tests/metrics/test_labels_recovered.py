@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.metrics.catalogue import share_above
-from fedglass.metrics.matching import label_errors
+from fedglass.metrics.catalogue import label_errors, share_above
 
 LABELS = st.lists(st.integers(0, 6), max_size=12)
 

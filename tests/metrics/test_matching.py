@@ -13,8 +13,8 @@ from torch import Tensor
 from fedglass.core.errors import DataError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import assign, squared_distances
+from fedglass.metrics.catalogue import Matching, match, match_by_psnr
 from fedglass.metrics.images import mse, psnr
-from fedglass.metrics.matching import Matching, match, match_by_psnr
 
 BOTH = pytest.mark.parametrize("rule", [match, match_by_psnr])
 

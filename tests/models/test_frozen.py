@@ -10,7 +10,7 @@ from fedglass.core.errors import ModelError
 from fedglass.core.identity import of_model
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
-from fedglass.models.frozen import matching_parameters, unmoved, with_fixed
+from fedglass.models.names import matching_parameters, unmoved, with_fixed
 from fedglass.models.network import Network
 
 

@@ -99,7 +99,8 @@ def test_another_initialisation_replaces_the_weights(mine: str) -> None:
         ("mine_for_tests:Twice", "returned tuple for a batch of 2, expected logits of shape \\(2, 4\\)"),
         (
             "mine_for_tests:fixed",
-            "returned shape \\(2, 3\\) for a batch of 2, expected logits of shape \\(2, 4\\)",
+            "returned shape \\(2, 3\\) for a batch of 2, expected logits of shape \\(2, 4\\), one output for each "
+            "class or for each number of a target: correct the network, the number of classes or the targets",
         ),
     ],
 )

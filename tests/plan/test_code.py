@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedglass.core import registry
-from fedglass.core.errors import UsageError
-from fedglass.core.user_code import no_code
+from fedglass.core.errors import UsageError, no_code
 from fedglass.plan.compile import check_without_code
 from fedglass.plan.options import code_of
 from fedglass.plan.schema import parse_plan

@@ -8,7 +8,7 @@ import pytest
 
 from fedglass.attack.refine.masked_diffusion import OracleEpoch
 from fedglass.audit.audit import run
-from fedglass.audit.play_attack import oracle_facts
+from fedglass.audit.probes import oracle_facts
 from fedglass.core.errors import UsageError
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan

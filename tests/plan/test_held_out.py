@@ -11,8 +11,8 @@ from PIL import Image
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.rng import stream
-from fedglass.data.builtin import photos
-from fedglass.data.partition import stratified_rows
+from fedglass.data.catalogue import photos
+from fedglass.data.dataset import stratified_rows
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.schema import parse_plan
 from fedglass.verdict.doubts import DoubtKind, doubt

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedglass import recording
 from fedglass.audit.audit import run
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import UsageError
@@ -120,6 +122,15 @@ class Masks(nn.Module):
 """
 
 
+DENSE = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, 3))
+"""
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own_losses.py").write_text(OWN, encoding="utf-8")
@@ -147,8 +158,24 @@ def test_masks_and_a_network_of_one_s_own(own: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("percentile = 101", r"percentile must be in \[0, 100\], got 101.0: choose a percentage"),
+        ("percentile = -1", r"percentile must be in \[0, 100\], got -1.0: choose a percentage"),
+        ("gamma = -1", "gamma must be a finite number above 0, got -1.0: leave the defence out to switch it off"),
+        ("gamma = 0", "gamma must be a finite number above 0, got 0.0: leave the defence out to switch it off"),
+    ],
+)
+def test_options_of_filters_are_refused_with_their_range(tmp_path: Path, option: str, says: str) -> None:
+    store(tmp_path, labels=np.arange(6) % 3)
+    with pytest.raises(UsageError, match=says):
+        simulated(tmp_path, f'[[defences]]\nname = "percentile_privacy"\n{option}')
+
+
+@pytest.mark.parametrize(
     ("training", "targets", "says"),
     [
+        ('loss = "huber"', np.zeros((6, 3)), "Unknown loss 'huber': name one of your own as package.module:name"),
         ('loss = "bce"', np.zeros((6, 3)), "Unknown loss 'bce'"),
         ('loss = { name = "mse_loss", reduction = "none" }', np.zeros((6, 3)), 'reduction must be "mean" or "sum"'),
         ('loss = { name = "mse_loss", delta = 1.0 }', np.zeros((6, 3)), "Unknown option 'delta'"),
@@ -165,6 +192,48 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, training: str, targets: An
     with pytest.raises(UsageError, match=says) as caught:
         simulated(tmp_path, training)
     assert not re.search(r"\. [A-Z]", str(caught.value).replace("Known: ", ""))
+
+
+@pytest.mark.parametrize("attack", ["dlg", "idlg", "inverting_gradients"])
+@pytest.mark.parametrize("ignored", [1, 255])
+def test_attacks_run_where_a_class_is_ignored(tmp_path: Path, attack: str, ignored: int) -> None:
+    store(tmp_path, labels=np.array([0, 2, 3, 2, 0, 3]))
+    training = f'loss = {{ name = "cross_entropy", weight = [1.0, 2.0, 0.5, 1.0], ignore_index = {ignored} }}'
+    text = PLAN.replace("inverting_gradients", attack).format(
+        data="npz:set.npz", model="mlp", training=training, more=""
+    )
+    result = run(compile_plan(parse_plan(text), tmp_path), tmp_path / "out")
+    (record,) = result.searches
+    assert record.status == "done", record.error
+    assert 1 not in record.labels_recovered, "an ignored example leaves no trace, so none is sought"
+
+
+def test_a_recording_whose_loss_ignores_examples_is_attacked(own: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    images, labels = torch.rand(3, 1, 8, 8), torch.tensor([0, 255, 2])
+    with recording(own / "bundle", model, client="a", round=1, truth=True, whitening=((0.0,), (1.0,))):
+        nn.CrossEntropyLoss(ignore_index=255)(model(images), labels).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    (own / "dense_net.py").write_text(DENSE, encoding="utf-8")
+    names = ("dlg", "idlg", "inverting_gradients")
+    attacks = "".join(f'[[attacks]]\nname = "{name}"\niterations = 2\n' for name in names)
+    text = f'[recording]\nbundle = "bundle"\ntruth = "bundle-truth"\nmodel = "dense_net:make"\n{attacks}'
+    records = run(compile_plan(parse_plan(text), own), own / "out").searches
+    assert [(r.attack, r.status, r.labels_true) for r in records] == [(name, "done", [0, 255, 2]) for name in names]
+
+
+def test_void_pixels_of_masks_are_ignored(own: Path) -> None:
+    masks = np.random.default_rng(1).integers(0, 3, (6, 8, 8), np.uint8)
+    masks[:, :2] = 255
+    store(own, targets=masks)
+    void = 'loss = { name = "pixel_cross_entropy", ignore_index = 255 }'
+    source = simulated(own, void, model="own_losses:Masks")
+    assert source.federation.model.body.weight.shape[0] == 3, "255 is not a class"
+    text = PLAN.format(data="npz:set.npz", model="own_losses:Masks", training=void, more="")
+    (record,) = run(compile_plan(parse_plan(text), own), own / "out").searches
+    assert record.status == "done", record.error
+    with pytest.raises(UsageError, match=r"label 255, expected 0 to 2: .* or set the loss's ignore_index"):
+        simulated(own, 'loss = "pixel_cross_entropy"', model="own_losses:Masks")
 
 
 def test_an_audit_of_several_labels_runs_to_its_report(tmp_path: Path) -> None:

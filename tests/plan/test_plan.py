@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.labels.targets import SignRule
 from fedglass.audit.audit import threat_model
 from fedglass.audit.simulated import Simulated
 from fedglass.cli.plans import DEMO, PLAN
 from fedglass.core.errors import DataError, FedglassError, UsageError
 from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.types import BatchNorm, Training
-from fedglass.data.partition import ByWriter, Dirichlet, Iid, Sizes
+from fedglass.data.dataset import ByWriter, Dirichlet, Iid, Sizes
 from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.views import AggregateView, ServerView, Together
 from fedglass.plan.compile import compile_plan, defences_of, partition_of, read_job, views_of
@@ -232,7 +232,7 @@ def test_paths_are_relative_to_the_plan(tmp_path: Path, monkeypatch: pytest.Monk
         (("[[attacks]]", "[[attack]]"), "attack is not a key of a plan: did you mean 'attacks'"),
         (
             ("[federation]", '[adversary]\nview = "spy"\n[federation]'),
-            "adversary.view: expected 'server', 'aggregate' or 'peer'",
+            "adversary.view: expected 'server', 'aggregate', 'peer' or 'malicious_server'",
         ),
         (("[federation]", "[adversary]\nknows_labels = 1\n[federation]"), "adversary.knows_labels: expected .*bool"),
         (("[federation]", "[gate]\nthreshold = 'x'\n[federation]"), "gate.threshold: expected .*number.*, got 'x'"),

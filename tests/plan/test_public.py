@@ -10,7 +10,7 @@ import torch
 
 from fedglass.audit.simulated import Simulated
 from fedglass.core.errors import DataError
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 from fedglass.plan.compile import check_without_code, compile_plan
 from fedglass.plan.options import code_of
 from fedglass.plan.schema import Plan, parse_plan

@@ -13,7 +13,8 @@ from fedglass.core.text import AFTER_ROUND
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.plan.compile import check_without_code, compile_plan
 from fedglass.plan.schema import parse_plan, read_plan
-from fedglass.report.html import audit_page
+from fedglass.report.audit_page import audit_page
+from fedglass.verdict.outcomes import read_audit
 from fedglass.verdict.texts import percent
 
 PLAN = """
@@ -64,7 +65,7 @@ def test_each_value_makes_a_federation() -> None:
 def test_the_report_draws_it_beside_the_blind_guess(tmp_path: Path) -> None:
     records = run(compile_plan(parse_plan(PLAN), Path()), tmp_path).searches
     assert [record.swept for record in records] == [{"noise_multiplier": n} for n in (0.0, 0.1, 3.0)]
-    page = audit_page(tmp_path, records)
+    page = audit_page(read_audit(tmp_path, records=records))
     assert "RMSE over noise multiplier (lower = more leaked)" in page
     assert "best blind guess" in page
     assert "Recovered (RMSE below 0.1) at 0: 0 of 1 image; 0.1: 0 of 1 image; 3: 0 of 1 image." in page
@@ -74,7 +75,7 @@ def test_rounds_are_drawn_with_the_accuracy_that_the_model_had(tmp_path: Path) -
     start, end = PLAN.index("[federation.sweep]"), PLAN.index("[adversary]")
     text = (PLAN[:start] + PLAN[end:]).replace("examples = 1", "examples = 1\nrounds = 3\ntest_examples = 20")
     records = run(compile_plan(parse_plan(text.replace("client = 0", "client = 0\nround = [0, 2]")), Path()), tmp_path)
-    page = audit_page(tmp_path, records.searches)
+    page = audit_page(read_audit(tmp_path, records=records.searches))
     assert "RMSE over round (lower = more leaked)" in page
     accuracies = [record.utility[AFTER_ROUND] for record in records.searches]
     assert accuracies[-1] == records.searches[-1].utility["test accuracy"]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.attack.attack import Attack, Stage
-from fedglass.attack.forward.global_model import GlobalModel
-from fedglass.attack.images.codes import GanCodes
+from fedglass.attack.forward.messages import GlobalModel
+from fedglass.attack.images.latent import GanCodes
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Evaluation, Problem, Refinement, binding_of, no_progress
 from fedglass.attack.refine.gan import gan
 from fedglass.attack.solvers.adam import Momentum
-from fedglass.attack.terms.inversion import RIDGE, BatchDependence, ClassLoss, CriticScore
+from fedglass.attack.terms.priors import RIDGE, BatchDependence, ClassLoss, CriticScore
 from fedglass.audit.assessment import IMAGINED, scored_guesses
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
@@ -28,7 +28,7 @@ from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows, ServerView
-from fedglass.metrics.matching import match
+from fedglass.metrics.catalogue import match
 from fedglass.recipes import recipe
 from fedglass.train.image_models import train_gan
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.forward.aggregation_rules import OneClient, SoftMedian, SupposedMean, Through
+from fedglass.attack.forward.messages import OneClient, SoftMedian, SupposedMean, Through
 from fedglass.attack.images.latent import Latent, OwnDecoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.given import OracleLabels

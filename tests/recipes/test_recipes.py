@@ -20,11 +20,9 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient, OnSegment, RepeatedGradient
 from fedglass.attack.labels.assigned import JointLabels
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.needs import parts_of
-from fedglass.attack.parts import Evaluation, binding_of
+from fedglass.attack.parts import Evaluation, binding_of, parts_of
 from fedglass.attack.solvers.schedules import Constant, Lowest, LowestFrom
-from fedglass.attack.terms.distance import Cosine, SupportCosine
-from fedglass.attack.terms.layers import Ramp
+from fedglass.attack.terms.distance import Cosine, Ramp, SupportCosine
 from fedglass.attack.terms.priors import AbsoluteEpochPrior, ReweightedL1, SquaredEpochPrior
 from fedglass.attack.terms.term import After
 from fedglass.core.errors import UsageError
@@ -39,7 +37,9 @@ from fedglass.recipes import recipe
 from fedglass.recipes.coarse_to_fine import PRIOR
 from fedglass.recipes.dlfa import PRIOR_WEIGHTS, SETTINGS, SUMMARIES
 
-RECIPES = {name: found for name, found in built_in("attacks").items() if name != "exact"}
+CRAFTING = {"imprint", "trap_weights", "fishing"}
+"""They need a model that the server crafted: tests/recipes/test_malicious_server.py."""
+RECIPES = {name: found for name, found in built_in("attacks").items() if name not in {"exact", *CRAFTING}}
 """Those that search; exact methods have no iterations, and tests of their own."""
 Equip = Callable[..., Observation]
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedglass
-from fedglass.bounds.canaries import guessed_epsilon
+from fedglass.bounds.success import guessed_epsilon
 from fedglass.core.errors import UsageError
 from fedglass.recorders.canaries import OPTIMIZERS, sampling_rate
 from fedglass.recorders.flower import recording_mod
-from fedglass.recordings.canaries import CANARIES, CanaryKey, keys_folder, messages_with_canaries
 from fedglass.recordings.facts import RESERVATION_IDS, preferred
 from fedglass.recordings.observed import update_of
+from fedglass.recordings.privacy import CANARIES, CanaryKey, keys_folder, messages_with_canaries
 from fedglass.recordings.reader import read_bundle
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedglass.recorders.filters import flower_clipping, flower_defences, is_adaptive, nvflare_defence
-from fedglass.recordings.filters import filter_problems, local_dp_std, same_filter
+from fedglass.recorders.defences import flower_clipping, flower_defences, is_adaptive, nvflare_defence
+from fedglass.recordings.privacy import filter_problems, local_dp_std, same_filter
 
 
 def part(name: str, **methods: Any) -> object:
@@ -36,7 +36,10 @@ def test_a_filter_of_full_weights_keeps_its_own_name_and_is_a_contradiction() ->
     found = nvflare_defence(part("SVTPrivacy", get_privacy_ledger=None), {"epsilon": 0.1}, "WEIGHTS", 1)
     assert found == {"name": "SVTPrivacy", "options": {"epsilon": 0.1, "data_kind": "WEIGHTS"}}
     (text,) = filter_problems([found])
-    assert text == "the filter 'SVTPrivacy' acted on full weights, but it is made for differences of weights"
+    assert text == (
+        "the filter 'SVTPrivacy' acted on full weights, but it is made for differences of weights: "
+        "let the client send DataKind.WEIGHT_DIFF"
+    )
 
 
 @pytest.mark.parametrize("options", [{"percentile": 101}, {"gamma": 0}, {"gamma": -1.0}, {"gamma": 10**400}])

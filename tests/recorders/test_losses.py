@@ -33,7 +33,9 @@ from fedglass.guard import Guard
 from fedglass.guard.runners import InlineRunner
 from fedglass.recipes.exact import exact
 from fedglass.recipes.inverting_gradients import inverting_gradients
+from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.plain import recording
+from fedglass.recorders.training_facts import training_facts
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import TranscriptReader, loss_fact
 from fedglass.recordings.truth_files import read_truths
@@ -117,6 +119,14 @@ def test_a_guard_replays_the_loss(loss: Loss, objective: Objective, make: Callab
     assert report.sound, report
     assert report.examined.residual is not None
     assert report.examined.residual < 1e-3
+
+
+def test_classes_of_pixels_are_no_reservation() -> None:
+    with TrainingReader() as reader:
+        step(pixelwise(), lambda out: F.cross_entropy(out, MASKS))
+    facts = training_facts(reader.steps)
+    assert facts["objective"] == {"name": "pixel_cross_entropy", "options": {}}
+    assert "x-reservations" not in facts
 
 
 def by_hand(outputs: Tensor) -> Tensor:

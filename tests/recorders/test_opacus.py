@@ -20,8 +20,8 @@ from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.plain import recording
 from fedglass.recorders.training_facts import training_facts
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.facts import ACCOUNTANT, RESERVATION_IDS, RESERVATIONS, FactSheet, preferred
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import read_bundle
 from fedglass.recordings.transcript import training_of
 

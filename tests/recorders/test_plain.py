@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import fedglass
 from fedglass.core.errors import UsageError
 from fedglass.federation.truth import Truths
 from fedglass.recorders.client import ClientRecorder
+from fedglass.recorders.hooks import warn_once
 from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
 from fedglass.recordings.reader import read_bundle
@@ -318,3 +320,25 @@ def test_the_truth_is_kept_where_two_optimisers_step_on_one_pass(tmp_path: Path)
             torch.optim.SGD(part, lr=0.1).step()
 
     assert torch.equal(Truths.load(tmp_path / "bundle-truth" / "a").examples["a"].labels, LABELS["a"])
+
+
+def test_gradients_by_torch_func_are_not_read_and_the_network_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loss(model: nn.Module, weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, weights, (image[None],)), label[None])
+
+    warn_once.cache_clear()
+    for name in "ab":
+        model = network().eval()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        with fedglass.recording(tmp_path / "bundle", model, client=name, round=1, whitening=NONE):
+            weights = dict(model.named_parameters())
+            gradients = torch.func.vmap(torch.func.grad(partial(loss, model)), (None, 0, 0))
+            for key, gradient in gradients(weights, IMAGES[name], LABELS[name]).items():
+                weights[key].grad = gradient.mean(0)
+            optimiser.step()
+    bundle = read_bundle(tmp_path / "bundle")
+    assert [preferred(bundle.facts, name) for name in ("shape", "classes")] == [[1, 8, 8], 5]
+    assert "steps" not in bundle.facts_of("a", 1)
+    assert [record.message.count("torch.func are not read") for record in caplog.records] == [1]

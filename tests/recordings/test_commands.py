@@ -38,8 +38,10 @@ def test_record_info_tells_what_is_there_and_what_is_missing(fedglass: Run, tmp_
     writer.round(3).absent("b", "timed out")
     found = fedglass("record-info", tmp_path / "b")
     assert found.exit_code == 0
-    assert "Missing, and needed for every attack (a plan can give it): model, shape, classes, whitening" in found.stdout
+    assert "Missing: model, shape, classes, whitening. No attack runs before a plan gives it" in found.stdout
+    assert "Attacks that the other facts allow then: " in found.stdout
     assert "absent: b" in found.stdout
+    assert "No defence was recorded. Name it in a plan" in found.stdout
     assert "dlfa lacks the clients' learning rate, epochs and batch size" in found.stdout
     told = json.loads(fedglass("record-info", tmp_path / "b", "--json").stdout)
     assert told["needed"] == ["model", "shape", "classes", "whitening"]
@@ -50,11 +52,22 @@ def test_record_info_tells_what_is_there_and_what_is_missing(fedglass: Run, tmp_
     assert fedglass("record-info", tmp_path / "b", "-q").stdout == ""
 
 
+def test_an_unknown_loss_is_said_once(fedglass: Run, bundle: Path) -> None:
+    BundleWriter(bundle, resume=True).training("client 0", 1, {"objective": {"name": "unknown"}})
+    found = fedglass("record-info", bundle).stdout
+    assert found.count("lack the loss that the clients train on: name it as training.loss in a plan.") == 1
+    assert "attacks by gradient matching lack the loss" in found
+    assert (
+        "Attacks that the facts allow: exact\n" in found or "Attacks that the other facts allow then: exact\n" in found
+    )
+
+
 def test_what_a_recorder_says_of_a_training_is_shown_whole(fedglass: Run, bundle: Path) -> None:
     said = ["Dropout was active.", "The learning rate was not the same in all steps and for all parameters."] * 2
     BundleWriter(bundle, resume=True).training("client 0", 1, {"x-reservations": said}, source="read")
     found = fedglass("record-info", bundle)
     assert all(f"the recorder says: {each}" in found.stdout for each in said)
+    assert "No defence was recorded" not in found.stdout
 
 
 def test_record_info_says_what_is_not_as_it_was_said(fedglass: Run, bundle: Path) -> None:
@@ -110,8 +123,9 @@ def test_public_examples_are_named_once_for_audit_and_plan(fedglass: Run, bundle
 
 def test_the_plan_of_an_incomplete_bundle_says_what_is_missing(fedglass: Run, tmp_path: Path) -> None:
     Real().record(tmp_path / "b", whitening=None)
-    found = fedglass("init", tmp_path / "plan.toml", "--from", tmp_path / "b")
+    found = fedglass("init", tmp_path / "plan.toml", "--from", tmp_path / "b", "--code", tmp_path)
     assert found.exit_code == 0
+    assert f"Next: fedglass check {tmp_path / 'plan.toml'} --code {tmp_path}\n" in found.stdout
     assert "The plan is not ready yet" in found.stderr
     assert "# whitening = {" in (tmp_path / "plan.toml").read_text()
 
@@ -223,7 +237,7 @@ def test_a_network_of_something_else_than_images_is_named_as_such(
     said = " ".join((found.stdout + found.stderr).split())
     assert "with inputs of shape (12,), and fedglass attacks images" in said
     assert found.exit_code == (3 if command == ("record-info",) else 2)
-    assert "needed for every attack" not in said
+    assert "Missing: " not in said
 
 
 def test_all_that_is_missing_is_named_at_once(fedglass: Run, tmp_path: Path) -> None:

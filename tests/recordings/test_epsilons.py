@@ -16,7 +16,7 @@ from fedglass.plan.bundles import open_bundle, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.epsilons import LEDGER, SPENT, recorded_epsilons, svt_ledger
+from fedglass.recordings.privacy import LEDGER, SPENT, recorded_epsilons, svt_ledger
 from fedglass.recordings.reader import read_bundle
 from fedglass.verdict.doubts import DoubtKind
 

@@ -16,7 +16,7 @@ from fedglass.core.errors import DataError
 from fedglass.core.types import Training
 from fedglass.defend.noise import Clip
 from fedglass.federation.federation import Federation
-from fedglass.models.frozen import with_fixed
+from fedglass.models.names import with_fixed
 from fedglass.recordings.join import bundle_of_saved, is_saved
 from fedglass.recordings.observed import contradictions_of
 

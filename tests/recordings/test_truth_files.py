@@ -26,7 +26,7 @@ def truths() -> Truths:
     return Truths(
         {"a": Examples(images, torch.tensor([0, 2, 2])), "b": Examples(images[:1], torch.rand(1, 4))},
         {(1, "a"): ((0, 2), (2,))},
-        {(1, "a"): (0, 2)},
+        {(1, "a"): (0, 2), (4, "a"): (0, 1)},
         {(1, "a"): ((0, 2), (2,)), (2, "b"): ((0,),)},
     )
 
@@ -88,6 +88,14 @@ FORGERIES: dict[str, Callable[[Facts, Tensors], object]] = {
     "an empty batch": with_entry("order", batches=[[]]),
     "no batch": with_entry("order", batches=[]),
     "labels of others": with_entry("batch_labels", batches=[[1]]),
+    "many labels of one batch": with_entry("batch_labels", batches=[[2] * 3]),
+    "many labels of taken rows": with_entry("batch_labels", batches=[[2, 2]], round=4),
+    "other labels than of its rows": lambda facts, tensors: facts["batch_labels"][0].update(batches=[[2, 0], [2]]),
+    "more batches than of its rows": lambda facts, tensors: facts["batch_labels"][0]["batches"].append([2]),
+    "a round twice": with_entry("taken", rows=[0], round=1),
+    "batches of a round twice": with_entry("order", batches=[[0]], round=1),
+    "labels of a round twice": with_entry("batch_labels", batches=[[0]], round=1),
+    "a batch of too many rows": with_entry("order", batches=[[0] * (2**24 + 1)]),
     "labels without classes": with_entry("batch_labels", batches=[[0]], client="b"),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedglass.report.html import write_report
+from fedglass.report.audit_page import write_report
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import Certificate, Game, KnownFact, Record

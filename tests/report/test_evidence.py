@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedglass.report.audit_page import write_report
 from fedglass.report.evidence import certificates_of, games_of
-from fedglass.report.html import write_report
 from fedglass.report.page import short_names
 from fedglass.report.sections import CHARTS
 from fedglass.verdict.directory import RecordFile

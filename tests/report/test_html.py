@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from fedglass.core.errors import UsageError
-from fedglass.report.html import FIRST, SHOWN, audit_page, write_report
+from fedglass.report.audit_page import FIRST, SHOWN, audit_page, write_report
 from fedglass.report.page import Album, PageTable, environment, render
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
+from fedglass.verdict.outcomes import read_audit
 from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
 
@@ -288,7 +289,7 @@ def test_many_holes_are_counted(audit_directory: Path) -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, fedglass.report.html; assert 'torch' not in sys.modules"
+    code = "import sys, fedglass.report.audit_page; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -324,7 +325,7 @@ def rewritten(directory: Path, told: dict[str, object]) -> str:
     file.path.unlink()
     for record in records:
         file.append(record)
-    return audit_page(directory, file.read())
+    return audit_page(read_audit(directory))
 
 
 def test_a_refined_image_is_shown_beside_the_raw_one_with_both_scores_and_energies(

@@ -13,7 +13,7 @@ from fedglass.report.pipelines import junit, write_junit
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.outcomes import outcomes_of
+from fedglass.verdict.outcomes import outcomes_of, read_audit
 from fedglass.verdict.records import Certificate, Game, Record
 from fedglass.verdict.summary import summarise
 
@@ -21,7 +21,7 @@ NASTY = "<b>&'\"]]> \x1b[31m\x00\ud800 é\n"
 
 
 def parsed(directory: Path) -> ElementTree.Element:
-    return ElementTree.parse(write_junit(directory, directory / "junit.xml")).getroot()
+    return ElementTree.parse(write_junit(read_audit(directory), directory / "junit.xml")).getroot()
 
 
 def kinds(root: ElementTree.Element) -> Counter[str]:

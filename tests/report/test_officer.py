@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from fedglass.report.audit_page import _origin, audit_page, ended
 from fedglass.report.charts import ChartRow, interval_plot
 from fedglass.report.glossary import TERMS, Glossary, doubts_by_question, merged
-from fedglass.report.html import _origin, audit_page, ended
+from fedglass.report.overview import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.report.page import message_name, short_names
 from fedglass.report.sections import images_by_owner
-from fedglass.report.threat import HEIGHT, WIDTH, drawing, threat_section
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Record
-from fedglass.verdict.threat import STANDPOINTS
+from fedglass.verdict.outcomes import read_audit
+from fedglass.verdict.records import STANDPOINTS, Record
 
 Make = Callable[..., Record]
 PEOPLE = ["client 0", "client 1", "client 2", "client 3"]
@@ -39,7 +39,7 @@ SUM = {"view": "the aggregate", "view_name": "aggregate", "standpoint": "aggrega
 def written(directory: Path, *records: Record) -> str:
     for record in records:
         RecordFile(directory / "records.jsonl").append(record)
-    return audit_page(directory, RecordFile(directory / "records.jsonl").read())
+    return audit_page(read_audit(directory))
 
 
 def section(html: str, name: str) -> str:
@@ -65,7 +65,7 @@ def test_a_record_without_a_sound_date_takes_that_of_the_file(
 
 
 def test_the_contents_lead_to_every_section(audit_directory: Path) -> None:
-    html = audit_page(audit_directory, RecordFile(audit_directory / "records.jsonl").read())
+    html = audit_page(read_audit(audit_directory))
     listed = re.findall(r'<li><a href="#(\w+)">', html)
     assert listed == re.findall(r'<section id="(\w+)">', html)
 
@@ -190,7 +190,7 @@ def test_doubts_of_one_kind_are_told_together() -> None:
 
 
 def test_every_word_of_the_glossary_is_linked_once_from_above(audit_directory: Path) -> None:
-    html = audit_page(audit_directory, RecordFile(audit_directory / "records.jsonl").read())
+    html = audit_page(read_audit(audit_directory))
     above, glossary = html.split('<section id="glossary">')
     linked = re.findall(r'class="term" href="#([\w-]+)"', above)
     assert len(linked) == len(set(linked))
@@ -247,8 +247,8 @@ def test_the_first_screen_says_what_was_seen_of_whom_and_what_to_do(tmp_path: Pa
 def test_a_page_without_pictures_has_none(tmp_path: Path, make_case: Make) -> None:
     records = [make_case(tmp_path, "dlg", 0, 0, **PEER)]
     (tmp_path / "records.jsonl").write_text(records[0].model_dump_json() + "\n")
-    assert "data:image/png" in audit_page(tmp_path, records).split("<main")[1]
-    assert "data:image/png" not in audit_page(tmp_path, records, pictures=False).split("<main")[1]
+    assert "data:image/png" in audit_page(read_audit(tmp_path, records=records)).split("<main")[1]
+    assert "data:image/png" not in audit_page(read_audit(tmp_path, records=records), pictures=False).split("<main")[1]
 
 
 def test_figures_of_the_first_screen_count_each_image_once(tmp_path: Path, make_case: Make) -> None:

@@ -14,6 +14,7 @@ from fedglass.report.pipelines import sarif, write_sarif
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.outcomes import JudgedAudit, read_audit
 from fedglass.verdict.records import Game, Record
 from fedglass.verdict.summary import summarise
 
@@ -21,7 +22,7 @@ LEVELS = {"none", "note", "warning", "error"}
 
 
 def written(directory: Path) -> dict[str, Any]:
-    log: dict[str, Any] = json.loads(write_sarif(directory, directory / "audit.sarif").read_text())
+    log: dict[str, Any] = json.loads(write_sarif(read_audit(directory), directory / "audit.sarif").read_text())
     valid(log)
     return log
 
@@ -119,7 +120,7 @@ def test_an_audit_that_is_not_complete_says_so(audit_directory: Path, make_case:
 
 def test_no_score_without_a_doubt_is_a_finding(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     bare = make_case(audit_directory, "bare", 0, 0, metrics={}, doubts=[])
-    log = sarif([bare], Gate())
+    log = sarif(JudgedAudit(Path("none"), [bare], Gate()))
     valid(log)
     results = {result["ruleId"]: result["level"] for result in log["runs"][0]["results"]}
     assert results["inconclusive"] == "error"
@@ -130,7 +131,7 @@ def test_an_exposed_message_is_an_error(make_evidence: Callable[..., Record], ma
         make_evidence("game", game=make_game()),
         make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)]),
     ]
-    log = sarif(records, Gate())
+    log = sarif(JudgedAudit(Path("none"), records, Gate()))
     valid(log)
     (run,) = log["runs"]
     assert [(r["ruleId"], r["level"]) for r in run["results"]] == [("exposed", "error"), ("doubt-no-noise", "error")]
@@ -140,16 +141,18 @@ def test_an_exposed_message_is_an_error(make_evidence: Callable[..., Record], ma
 def test_names_are_no_placeholders_and_no_links(audit_directory: Path, make_case: Callable[..., Record]) -> None:
     nasty = "{0} [here](https://example.org) \\ <b>"
     said = [doubt(DoubtKind.NOT_AS_DECLARED, found=nasty)]
-    log = sarif([make_case(audit_directory, nasty, 0, 0, key="n", view=nasty, doubts=said)], Gate())
+    case = make_case(audit_directory, nasty, 0, 0, key="n", view=nasty, doubts=said)
+    log = sarif(JudgedAudit(Path("none"), [case], Gate()))
     valid(log)
     assert "{{0}} \\[here\\](https://example.org) \\\\ <b>" in log["runs"][0]["results"][0]["message"]["text"]
 
 
 def test_neither_form_needs_torch(audit_directory: Path) -> None:
     code = (
-        "import sys, pathlib; from fedglass.report import pipelines\n"
+        "import sys, pathlib; from fedglass.report import pipelines; from fedglass.verdict.outcomes import read_audit\n"
         "place = pathlib.Path(sys.argv[1])\n"
-        "pipelines.write_junit(place, place / 'j.xml'), pipelines.write_sarif(place, place / 's.sarif')\n"
+        "audit = read_audit(place)\n"
+        "pipelines.write_junit(audit, place / 'j.xml'), pipelines.write_sarif(audit, place / 's.sarif')\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(audit_directory)], check=True)
@@ -159,7 +162,8 @@ def test_a_tracker_knows_a_finding_again_after_an_update(make_evidence: Callable
     """The key of a case depends on the version and the seed; the fingerprint depends on neither."""
 
     def prints(**changes: Any) -> list[str]:
-        log = sarif([make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)], **changes)], Gate())
+        record = make_evidence("certificate", doubts=[doubt(DoubtKind.NO_NOISE)], **changes)
+        log = sarif(JudgedAudit(Path("none"), [record], Gate()))
         valid(log)
         return [r["partialFingerprints"]["primaryLocationLineHash"] for r in log["runs"][0]["results"]]
 
@@ -168,7 +172,9 @@ def test_a_tracker_knows_a_finding_again_after_an_update(make_evidence: Callable
 
 
 def test_findings_point_to_the_line_of_the_plan(audit_directory: Path) -> None:
-    log = json.loads(write_sarif(audit_directory, audit_directory / "s.sarif", plan="audits/plan.toml").read_text())
+    log = json.loads(
+        write_sarif(read_audit(audit_directory), audit_directory / "s.sarif", plan="audits/plan.toml").read_text()
+    )
     plan = (audit_directory / "plan.toml").read_text().splitlines()
     for result in log["runs"][0]["results"]:
         physical, attack = (result["locations"][0][f"{kind}"] for kind in ("physicalLocation", "logicalLocations"))

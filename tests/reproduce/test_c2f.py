@@ -30,7 +30,7 @@ from fedglass.reproduce.cases import Cell, cells, choose_methods, data_kinds, me
 from fedglass.reproduce.charts import _x_of, charts_of
 from fedglass.reproduce.compare import compare_cells, remarks
 from fedglass.reproduce.image_sources import KINDS, populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
 from fedglass.reproduce.probes.reconstruct import Invert, Retried
@@ -126,7 +126,7 @@ def test_table_4_counts_the_retries_of_one_message() -> None:
     attack = Method("fedleak", options={"width": 4}).attack(Request(2))
     experiment = Experiment(small, Retried(attack, 3))
     clients = clients_of_message(small, populations(["cifar10"], [], None, 0)["cifar10"], 0)
-    target = SimulatedMessage(experiment, clients, 0).target()
+    target = simulated_message(experiment, clients, 0)
     measures = experiment.probe.measure(target, 0, no_progress).record["extra"]["measures"]
     assert measures["average"] < measures["best"] == measures["psnr"]
     assert measures["median"] <= measures["best"]

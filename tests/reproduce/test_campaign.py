@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fedglass.audit.cases import QuietProgress
+from fedglass.audit.target import QuietProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess

@@ -9,16 +9,15 @@ import torch
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.forward.unroll import EachClient, SuperClient
+from fedglass.attack.hypotheses import SearchByOwnImages
 from fedglass.attack.images.pixels import LowResolution
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
 from fedglass.attack.refine.restoration import MedianFilter
-from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.cases import ProbeResult
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
 from fedglass.core.types import Training
@@ -27,7 +26,7 @@ from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
 from fedglass.reproduce.cases import check_options, method_titles
 from fedglass.reproduce.image_sources import Population, populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import curious
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
@@ -79,9 +78,9 @@ def population() -> Population:
 @pytest.fixture(scope="module")
 def round_(population: Population) -> Target:
     setup = peer_setup(KIND, "lenet", Training(0.1, epochs=2), SIZES)
-    return SimulatedMessage(
+    return simulated_message(
         Experiment(setup, PeerImages(short()), Knows(labels=True)), clients_of_message(setup, population, 0), 0
-    ).target()
+    )
 
 
 def measures(found: ProbeResult) -> dict[str, float]:
@@ -140,7 +139,7 @@ def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population:
     updates = []
     for client, size in zip(clients, SIZES, strict=True):
         assert len(client.labels) == size
-        federation = SimulatedMessage(Experiment(alone, PeerImages(short())), [client], 0).target()
+        federation = simulated_message(Experiment(alone, PeerImages(short())), [client], 0)
         updates.append(flatten(federation.observation.update) * size / sum(SIZES))
     torch.testing.assert_close(flatten(seen.update), sum(updates), atol=1e-6, rtol=1e-4)
 
@@ -214,7 +213,7 @@ def test_a_search_is_scored_by_what_it_took_for_the_truth(population: Population
     knows = Knows(labels=True, steps=True, lr=False, examples=False)
     search = SearchByOwnImages(short(), rates=(0.05, 0.2), counts=(6, 9), zooms=0)
     experiment = Experiment(setup, SearchUnknowns(short(), search, lr=0.1), knows)
-    target = SimulatedMessage(experiment, clients_of_message(setup, population, 0), 0).target()
+    target = simulated_message(experiment, clients_of_message(setup, population, 0), 0)
     found = SearchUnknowns(short(), search, lr=0.1).measure(target, 0, no_progress)
     assert measures(found)["rate"] in (0.5, 2.0)
     assert measures(found)["images"] in (1.0, 1.5)

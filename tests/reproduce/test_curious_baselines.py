@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.forward.global_model import GlobalModel
-from fedglass.attack.images.codes import GanCodes
+from fedglass.attack.forward.messages import GlobalModel
+from fedglass.attack.images.latent import GanCodes
 from fedglass.attack.parts import no_progress
 from fedglass.attack.refine.gan import GanEnhancement, gan
-from fedglass.attack.terms.inversion import BatchDependence
+from fedglass.attack.terms.priors import BatchDependence
 from fedglass.attack.terms.term import Scaled, Sum
 from fedglass.core.errors import UsageError
-from fedglass.data.builtin import photos
-from fedglass.data.catalogue import load
+from fedglass.data.catalogue import load, photos
 from fedglass.diffusion.training import TrainingOptions
 from fedglass.reproduce.campaign import Entry, plan_campaign
 from fedglass.reproduce.cases import data_kinds, missing_weights, skipped_rows, weights_names
 from fedglass.reproduce.image_sources import populations
-from fedglass.reproduce.messages import PlayedFederation
+from fedglass.reproduce.messages import played_federation
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import curious
 from fedglass.reproduce.probes.peer import ComparedPeerImages, PeerImages
@@ -90,7 +89,7 @@ def test_it_is_scored_next_to_blind_guesses(trained: dict[str, str]) -> None:
     experiment = made("curious-figure9", 1, "mi_hsic", request)
     assert isinstance(experiment.probe, ComparedPeerImages)
     glyphs = populations(["mnist"], [], None, 0)["mnist"].with_own_labels()
-    target = PlayedFederation(experiment, glyphs, 0, 0).target()
+    target = played_federation(experiment, glyphs, 0, 0)
     measures = experiment.probe.measure(target, 0, no_progress).record["extra"]["measures"]
     assert {"psnr", "ssim", "guess_psnr", "guess_ssim", "accuracy", "back"} <= set(measures)
     assert 0 <= measures["accuracy"] <= 100

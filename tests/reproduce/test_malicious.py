@@ -10,8 +10,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
-from fedglass.audit.cases import QuietProgress
-from fedglass.audit.target import Target
+from fedglass.audit.target import QuietProgress, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
 from fedglass.core.types import Training
@@ -28,7 +27,7 @@ from fedglass.reproduce.cases import cells, check_options, method_titles
 from fedglass.reproduce.charts import charts_of
 from fedglass.reproduce.compare import NO_BETTER, compare_cells
 from fedglass.reproduce.image_sources import Population, populations
-from fedglass.reproduce.messages import PlayedFederation, federation_of_run
+from fedglass.reproduce.messages import federation_of_run, played_federation
 from fedglass.reproduce.paper import ClientTraining, Experiment, FederationRun, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import malicious
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse, accuracies, joint_rmse
@@ -60,7 +59,7 @@ def small(course: FederationRun, sizes: tuple[int, ...] = ()) -> Setup:
 
 
 def played(setup: Setup, population: Population, index: int = 0) -> Target:
-    return PlayedFederation(Experiment(setup, Accuracy(), Knows(labels=True)), population, index, 0).target()
+    return played_federation(Experiment(setup, Accuracy(), Knows(labels=True)), population, index, 0)
 
 
 @pytest.mark.parametrize("name", TESTED)

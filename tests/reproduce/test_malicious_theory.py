@@ -12,7 +12,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
 from fedglass.defend.accounting import Mechanism, clt_epsilon, clt_uniform_epsilon
 from fedglass.reproduce.image_sources import populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.papers.malicious import budgets
 from fedglass.reproduce.probes.theory import Theorem1
@@ -29,7 +29,7 @@ def experiment(row: int) -> Any:
 def measured(row: int, audited: tuple[int, ...] = (0, 1, 3)) -> dict[str, Any]:
     made = experiment(row)
     population = populations(["mnist"], [], None, seed=0)["mnist"]
-    target = SimulatedMessage(made, clients_of_message(made.setup, population, 0), seed=0).target()
+    target = simulated_message(made, clients_of_message(made.setup, population, 0), seed=0)
     found = replace(made.probe, audited=audited).measure(target, 0, no_progress)
     extra: dict[str, Any] = found.record["extra"]
     return extra
@@ -59,7 +59,7 @@ def test_more_than_one_local_step_is_refused() -> None:
     made = experiment(1)
     setup = replace(made.setup, training=Training(0.01, epochs=2))
     population = populations(["mnist"], [], None, seed=0)["mnist"]
-    target = SimulatedMessage(replace(made, setup=setup), clients_of_message(setup, population, 0), seed=0).target()
+    target = simulated_message(replace(made, setup=setup), clients_of_message(setup, population, 0), seed=0)
     with pytest.raises(UsageError, match="one step"):
         made.probe.measure(target, 0, no_progress)
     with pytest.raises(UsageError, match="ascend from 0"):

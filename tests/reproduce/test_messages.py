@@ -18,7 +18,7 @@ from fedglass.federation.views import Knows
 from fedglass.fl.local import schedule, train
 from fedglass.models.network import Network
 from fedglass.reproduce.image_sources import Population, populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message, network_of
+from fedglass.reproduce.messages import clients_of_message, network_of, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup, WarmUp
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.run import warm_up_network
@@ -28,7 +28,7 @@ TOLD = Knows(labels=True, batch_labels=True)
 
 
 def observe(experiment: Experiment, clients: Sequence[Client]) -> tuple[Observation, Truth]:
-    target = SimulatedMessage(experiment, clients, seed=0).target()
+    target = simulated_message(experiment, clients, seed=0)
     return target.observation, target.known_truth
 
 

@@ -17,14 +17,13 @@ from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
 from fedglass.attack.parts import no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.distance import Cosine
-from fedglass.audit.cases import ProbeResult
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
+from fedglass.metrics.catalogue import label_errors
 from fedglass.metrics.images import psnr
-from fedglass.metrics.matching import label_errors
 from fedglass.reproduce.image_sources import populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup
 from fedglass.reproduce.probes.geometry import Geometry
 from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, CountLabels, Reconstruct, TryTrainings
@@ -37,9 +36,7 @@ SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), exampl
 def message() -> Target:
     population = populations(["femnist"], [], None, seed=0)["femnist"]
     knows = Knows(labels=True, batch_labels=True)
-    return SimulatedMessage(
-        Experiment(SETUP, Geometry(), knows), clients_of_message(SETUP, population, 0), seed=0
-    ).target()
+    return simulated_message(Experiment(SETUP, Geometry(), knows), clients_of_message(SETUP, population, 0), seed=0)
 
 
 def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> ProbeResult:

@@ -9,22 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from fedglass.attack.solvers.states import SearchStates
+from fedglass.attack.solvers.schedules import SearchStates
 from fedglass.audit import play
-from fedglass.audit.cases import Case
 from fedglass.audit.play import unfinished_cases, was_cut_short
+from fedglass.audit.target import Case
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.types import Training
 from fedglass.execution.executor import InProcess
 from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, ClientTrial, cases_of, cells
+from fedglass.reproduce.charts import write_recreation
 from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
-from fedglass.reproduce.cost import describe_cost, experiment_seconds
 from fedglass.reproduce.image_sources import populations
-from fedglass.reproduce.page import write_recreation
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.run import STATES, TRAINED, cases_without_network, ready_to_run, run
+from fedglass.reproduce.run import (
+    STATES,
+    TRAINED,
+    cases_without_network,
+    describe_cost,
+    experiment_seconds,
+    ready_to_run,
+    run,
+)
 from fedglass.reproduce.tables import Printed, Request, figure, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
 from fedglass.verdict.judge import Verdict

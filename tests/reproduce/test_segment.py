@@ -9,9 +9,9 @@ import pytest
 from fedglass.attack.parts import no_progress
 from fedglass.core.types import Training
 from fedglass.reproduce.image_sources import populations
-from fedglass.reproduce.messages import SimulatedMessage, clients_of_message
+from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of
-from fedglass.reproduce.probes.segment import PathConstants, SegmentBounds
+from fedglass.reproduce.probes.geometry import PathConstants, SegmentBounds
 from fedglass.reproduce.tables import Request, table
 
 PATH = PathConstants(rate=0.01, steps=10, least_share=0.99, steepness=1.0, smoothness=5.0, drop=0.5)
@@ -42,7 +42,7 @@ def test_a_training_is_measured_next_to_its_bounds(batch: int | None, noisy: boo
     setup = Setup("femnist", "lenet_tanh", Training(0.01, epochs=6, batch_size=batch), 6)
     population = populations(["femnist"], [], None, 0)["femnist"]
     clients = clients_of_message(setup, population, 0)
-    target = SimulatedMessage(Experiment(setup, SegmentBounds(5)), clients, 0).target()
+    target = simulated_message(Experiment(setup, SegmentBounds(5)), clients, 0)
     measures = SegmentBounds(5).measure(target, 0, no_progress).record["extra"]["measures"]
     assert (measures["noise"] > 1e-4) == noisy, "whole batches have no noise"
     assert 0 <= measures["lsim_best"] < 1

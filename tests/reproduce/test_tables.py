@@ -76,7 +76,7 @@ ROWS = {
     "malicious-figure4": 120,
     "malicious-figure5": 120,
     "malicious-figure6": 2,
-    "malicious-rounds": 32,
+    "malicious-rounds": 42,
 }
 SPOTS = [
     ("dlfa-table1", 4, "prior", "recovered", Printed(65.5)),

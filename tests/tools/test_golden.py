@@ -58,6 +58,7 @@ def pair(**changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         {"view": "other words"},
         {"doubts": [{"kind": "no_noise", "details": {"labels": 2, "words": "2"}}]},
         {"versions": {"torch": "3"}},
+        {"digest": "of a line with other times"},
     ],
 )
 def test_texts_and_times_are_not_compared(changes: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.core.optimisers import SGD
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.builtin import glyphs, photos
+from fedglass.data.catalogue import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import Clip, GaussianNoise
 from fedglass.defend.pruning import MagnitudePruning

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.labels.given import OracleLabels
-from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.layers import GrowingCosine, Ramp
+from fedglass.attack.terms.distance import Cosine, GrowingCosine, Ramp
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
@@ -30,7 +29,7 @@ from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
-from fedglass.data.builtin import glyphs, photos
+from fedglass.data.catalogue import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.filters import FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, normal
@@ -49,8 +48,8 @@ from fedglass.fl.aggregate.selection import DnC, Krum
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Chain, Outgoing, Protection, Release
 from fedglass.models.catalogue import build
-from fedglass.models.frozen import with_fixed
 from fedglass.models.init import KaimingUniform, Uniform
+from fedglass.models.names import with_fixed
 from fedglass.recipes import recipe
 from fedglass.recipes.coarse_to_fine import coarse_to_fine_batchnorm, coarse_to_fine_statistics
 from fedglass.verdict.doubts import DoubtKind

@@ -11,14 +11,19 @@ from xml.etree import ElementTree
 import pytest
 
 from fedglass.core.errors import UsageError
-from fedglass.report.html import records_of, write_report
-from fedglass.report.markdown import write_markdown
-from fedglass.report.pipelines import write_junit, write_sarif
-from fedglass.verdict.baseline import AcceptedFinding, FindingBaseline, read_baseline
+from fedglass.report.audit_page import write_report
+from fedglass.report.pipelines import write_junit, write_markdown, write_sarif
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
-from fedglass.verdict.outcomes import outcomes_of
+from fedglass.verdict.outcomes import (
+    AcceptedFinding,
+    FindingBaseline,
+    outcomes_of,
+    read_audit,
+    read_baseline,
+    records_of,
+)
 from fedglass.verdict.records import Certificate, Record
 
 TODAY = date(2026, 3, 1)
@@ -49,7 +54,7 @@ def accepting(*records: Record, days: int = 30) -> FindingBaseline:
 
 
 def code(baseline: FindingBaseline, records: list[Record], missing: int | None = 0, gate: Gate = Gate()) -> int:  # noqa: B008  # frozen
-    return baseline.apply(judge(records, gate, missing), records, gate, missing).exit_code
+    return baseline.apply(judge(records, gate, missing), outcomes_of(records, gate), gate, missing).exit_code
 
 
 def test_the_exit_code_counts_what_is_not_accepted() -> None:
@@ -76,7 +81,7 @@ def test_a_message_without_a_certificate_is_not_passed_over() -> None:
 
 def test_the_verdict_stays() -> None:
     before = judge(ALL, Gate())
-    after = accepting(LEAK, UNBOUNDED).apply(before, ALL, Gate(), 0)
+    after = accepting(LEAK, UNBOUNDED).apply(before, outcomes_of(ALL, Gate()), Gate(), 0)
     assert (after.state, after.lead) == (before.state, before.lead) == ("leak", after.lead)
     assert "The baseline accepts 2 findings" in after.sentence
 
@@ -100,16 +105,17 @@ def test_every_report_lists_what_is_accepted(audit_with: Callable[[Path], Path],
     directory = audit_with(tmp_path / "audit")
     records = records_of(directory)
     baseline = accepting(*(o.record for o in outcomes_of(records, Gate()) if o.is_finding))
+    audit = read_audit(directory, baseline)
     page = write_report(directory, baseline=baseline).read_text()
     assert "public &lt;b&gt;photographs&lt;/b&gt; | ticket 12" in page
     assert "2026-03-31" in page
-    markdown = write_markdown(directory, tmp_path / "s.md", baseline).read_text()
+    markdown = write_markdown(audit, tmp_path / "s.md").read_text()
     assert r"public &lt;b&gt;photographs&lt;/b&gt; \| ticket 12" in markdown
     assert "Leak found" in markdown
-    root = ElementTree.parse(write_junit(directory, tmp_path / "j.xml", baseline)).getroot()
+    root = ElementTree.parse(write_junit(audit, tmp_path / "j.xml")).getroot()
     assert (root.attrib["failures"], root.attrib["errors"]) == ("0", "0")
     assert all(REASON in case.attrib["message"] for case in root.iter("skipped"))
-    log = json.loads(write_sarif(directory, tmp_path / "s.sarif", baseline).read_text())
+    log = json.loads(write_sarif(audit, tmp_path / "s.sarif").read_text())
     assert REASON in log["runs"][0]["results"][0]["suppressions"][0]["justification"]
     assert log["runs"][0]["invocations"][0]["exitCode"] == 0
 

@@ -525,7 +525,10 @@ def test_the_interval_is_in_one_unit() -> None:
     assert (neither.at_least, neither.at_most) == (None, None)
     assert neither.interval == f"{unit}not measured; no certificate: nothing bounds it."
     fewer = judge([game(29, candidates=400, low=0.5), NO_NOISE], Gate())
-    assert fewer.interval == f"{unit}at least 50 % among 400 (candidate game); no certificate: nothing bounds it."
+    assert (
+        fewer.interval
+        == f"{unit}at least 50 % among 400 (candidate game; a guess reaches 0.25 %); no certificate: nothing bounds it."
+    )
 
 
 def test_games_that_decide_nothing_are_not_quoted() -> None:
@@ -589,3 +592,26 @@ def test_a_sweep_is_answered_value_by_value() -> None:
         "std 0.1 to 1: not recovered, not certified; test accuracy 80 % to 70 %.",
     )
     assert judge(records[:1], Gate()).by_value == ()
+
+
+def test_a_detail_that_is_a_sentence_ends_once() -> None:
+    text = flag(doubt(DoubtKind.NOT_AS_DECLARED, found="The optimiser carried its state over.")).text
+    assert text == "The declared training does not produce this message: The optimiser carried its state over."
+
+
+def test_noise_that_was_not_tested_bounds_the_success_only_if_it_was_added() -> None:
+    untested = certified(0.5, doubts=[doubt(DoubtKind.NOISE_NOT_TESTABLE, why="")])
+    verdict = judge([MISSED, HARMLESS, untested], Gate())
+    assert (verdict.state, verdict.at_most) == ("inconclusive", None)
+    assert verdict.interval.endswith("if the declared noise was added, which was not tested.")
+    refuted_too = certified(
+        0.5, doubts=[doubt(kind) for kind in (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NOISE_REFUTED)]
+    )
+    for records in ([MISSED, HARMLESS, refuted_too], [MISSED, HARMLESS, untested, attack(9.0, round=2)]):
+        assert judge(records, Gate()).interval.endswith("nothing bounds it.")
+
+
+def test_a_game_without_candidates_asks_for_public_images() -> None:
+    without = record("game", doubts=[doubt(DoubtKind.NO_CANDIDATES, found=3, least=20)])
+    assert "--public" in judge([MISSED, without, NO_NOISE], Gate()).step
+    assert "--public" not in judge([MISSED, without, HARMLESS, NO_NOISE], Gate()).step

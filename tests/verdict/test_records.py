@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import write_atomic
-from fedglass.verdict.directory import Reconstructed, RecordFile, claim
+from fedglass.verdict.directory import Evidence, Reconstructed, RecordFile, Strips, claim
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record
 
@@ -163,20 +164,68 @@ def test_a_changed_record_does_not_count(tmp_path: Path) -> None:
         file.path.write_text(forged + "\n" + rest)
         assert [record.key for record in file.read()] == ["b"]
         assert [record.key for record in file.changed()] == ["a"]
+    file.path.write_text(first.replace('"extra": {', '"extra": {"x": NaN') + "\n" + rest)
+    assert [record.key for record in file.changed()] == ["a"], "JSON has no NaN"
     file.path.write_text(written.replace(": ", ":"))
     assert [record.key for record in file.read()] == ["a", "b"], "spaces are no content"
 
 
-def test_a_record_does_not_count_without_its_own_reconstructions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pictures_of", ["reconstructed", "without truth", "strips"])
+def test_a_record_counts_only_with_its_own_files(pictures_of: str, tmp_path: Path) -> None:
     array = np.zeros((1, 1, 2, 2))
-    record = Reconstructed(array, np.zeros(1), array).save(tmp_path, make("a"))
-    file, tensors = RecordFile(tmp_path / "records.jsonl"), tmp_path / "reconstructions" / "a.safetensors"
+    evidence: Evidence = {
+        "reconstructed": Reconstructed(
+            array, np.zeros(1), array, array + 0.5, ("1",), raw=array, film=array[None] + 0.2, film_captions=("",)
+        ),
+        "without truth": Reconstructed(array, np.zeros(1), array),
+        "strips": Strips(array, array, array[None]),
+    }[pictures_of]
+    record, file = evidence.save(tmp_path, make("a")), RecordFile(tmp_path / "records.jsonl")
     file.append(record)
-    assert file.read() == [record]
-    tensors.write_bytes(tensors.read_bytes()[:-1] + b"1")
-    assert (file.read(), file.changed()) == ([], [record])
-    tensors.unlink()
-    assert file.read() == [record], "deleted files show nothing wrong"
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path != file.path)
+    assert (file.read(), len(paths)) == ([record], {"reconstructed": 5, "without truth": 2, "strips": 3}[pictures_of])
+    for path in paths:
+        before = path.read_bytes()
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        assert (file.read(), file.changed()) == ([], [record])
+        path.write_bytes(before)
+        assert (file.changed(), file.missing()) == ([], [])
+    for path in paths:
+        path.unlink()
+    assert file.read() == [record], "whoever may not keep private pictures may delete them"
+    assert sorted(file.missing()) == [str(path.relative_to(tmp_path)) for path in paths]
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc/passwd", "a\0b", ""])
+def test_a_record_names_no_file_elsewhere(path: str) -> None:
+    with pytest.raises(ValidationError, match="inside the audit directory"):
+        make("a", picture_files={path: "0" * 64})
+
+
+def test_a_flood_of_records_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RecordFile(tmp_path / "records.jsonl")
+    with file.path.open("wb") as sparse:
+        sparse.truncate(2**28)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"line 1 is not a record .more than 33554432 bytes.: delete that line"):
+        file.read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**27
+    os.truncate(file.path, 2**30)
+    with pytest.raises(AuditError, match="it has 1073741824 bytes, expected at most 536870912"):
+        file.read()
+    file.path.write_bytes(make("a").line() * 3)
+    for limit, most, says in (
+        ("verdict.directory.MOST_RECORDS", 2, "more than 2 lines"),
+        ("core.files.MOST_VALUES", 100, "more than 100 values"),
+        ("core.files.MOST_CONTAINERS", 50, "more than 50 lists"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedglass.{limit}", most)
+            with pytest.raises(DataError, match=says):
+                file.read()
+    assert len(file.history()) == 3
 
 
 @pytest.mark.parametrize(

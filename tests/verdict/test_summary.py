@@ -14,7 +14,9 @@ import pytest
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.metric_scale import Scale
 from fedglass.verdict.gate import Gate
+from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import judge
+from fedglass.verdict.outcomes import outcomes_of
 from fedglass.verdict.records import Certificate, Picture, Record
 from fedglass.verdict.summary import Summary, interval, rank, read_summary, scales_of, share_interval, summarise
 
@@ -42,6 +44,23 @@ def slow_bootstrap(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
         means.append(sum(drawn) / len(drawn))
     means.sort()
     return means[100], means[3899]
+
+
+def test_the_images_of_a_record_are_ranked_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, once = [], ImageScores.passing
+
+    def counted(scores: ImageScores, metric: str, scale: Scale) -> list[bool]:
+        passes.append(len(scores.metrics[metric]))
+        return once(scores, metric, scale)
+
+    monkeypatch.setattr(ImageScores, "passing", counted)
+
+    def work(images: int) -> int:
+        passes.clear()
+        assert len(rank([make("a", [15.0, 25.0] * (images // 2))], Gate())) == images
+        return len(passes)
+
+    assert work(40) == work(4), "the scores of all images are computed once, not once for each image"
 
 
 def test_interval_draws_whole_cases() -> None:
@@ -203,3 +222,13 @@ def test_a_scale_that_was_not_told_is_looked_up() -> None:
     records = [make("a", [], metrics={"psnr": [1.0], "gone": [2.0]})]
     found = scales_of(records, {})
     assert (found["psnr"].unit, found["gone"]) == ("dB", Scale("gone"))
+
+
+def test_the_best_image_is_a_recovered_one() -> None:
+    """A flat colour scores 27.9 dB against the second image, so 27 dB show nothing of it."""
+    record = make("a", [21.0, 27.0], blind={"psnr": [10.0, 27.9]})
+    assert [(case.image, case.recovered) for case in rank([record], Gate())] == [(0, True), (1, False)]
+    assert "recovered 1 of 2 private images (PSNR above 20 dB; best 21.0 dB)" in judge([record], Gate()).lead
+    (outcome,) = outcomes_of([record], Gate())
+    assert "best 21.0 dB" in outcome.sentence
+    assert "its best was 27.0 dB" in judge([make("a", [19.0, 27.0], blind=record.blind)], Gate()).lead

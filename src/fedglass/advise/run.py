@@ -15,24 +15,34 @@ from typing import Protocol
 
 import torch
 
-from fedglass.advise.chains import DefenceChain, chains_of, check_plan, settings_of, with_defences
-from fedglass.advise.search import declared_success, formal_strength, next_strength
-from fedglass.advise.tried import TriedSetting, by_utility, chance_accuracy, tried_setting
-from fedglass.audit.audit import CPU, Effort, Job, run
-from fedglass.audit.cases import AuditProgress
+from fedglass.advise.search import (
+    DefenceChain,
+    chains_of,
+    check_plan,
+    declared_success,
+    formal_strength,
+    next_strength,
+    settings_of,
+    stronger_value,
+    with_defences,
+)
+from fedglass.advise.tried import TriedSetting, by_utility, chance_accuracy, tests_of_one_class, tried_setting
+from fedglass.audit.audit import CPU, Effort, Job, missing_of, run
 from fedglass.audit.simulated import Simulated
-from fedglass.core.errors import UsageError
+from fedglass.audit.target import AuditProgress
 from fedglass.core.identity import digest
 from fedglass.execution.executor import Executor, persistent
 from fedglass.plan.compile import compile_plan
 from fedglass.plan.options import defences_of
 from fedglass.plan.schema import Plan
-from fedglass.report.html import write_report
-from fedglass.verdict.directory import alone, claim
+from fedglass.report.audit_page import write_report
+from fedglass.verdict.directory import RECORDS, REPORT, RecordFile, alone, claim
 from fedglass.verdict.gate import Gate
 
 CHECKED = "checked"
 """Prefix of the folders that check a setting on other seeds."""
+CHECKS = 2
+"""Audits of the best setting: with the named attacks, and on other seeds."""
 
 
 class AdviceProgress(AuditProgress, Protocol):
@@ -55,7 +65,7 @@ class Advice:
     chains: Sequence[DefenceChain]
     tried: Sequence[TriedSetting]
     recommended: TriedSetting | None
-    """The cheapest setting that meets the gate, as it was first tried."""
+    """The cheapest setting that meets the gate and has learned something, as it was first tried."""
     checked: Sequence[TriedSetting]
     """The same settings on other seeds, which had no part in the choice; the last one is the recommended one's."""
     chance: float
@@ -65,6 +75,12 @@ class Advice:
     """Whether the time was over before all settings were tried."""
     plan: Plan | None = field(default=None, repr=False)
     """The plan with the recommended setting."""
+    code: str = ""
+    """The arguments of a command that name the folders of the plan's own code."""
+    stronger: Sequence[tuple[DefenceChain, float]] = ()
+    """Chains without a CLEAR setting, with the value beyond their range at which the accountant meets the gate."""
+    one_class: bool = False
+    """Whether the test examples of a seed all have the same class."""
 
     @property
     def exit_code(self) -> int:
@@ -83,6 +99,8 @@ class ChainSearch:
     chain: DefenceChain
     job: Job
     formal: float | None
+    stronger: float | None = None
+    """The value beyond the strongest one at which it does, where none in the range does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,21 +130,32 @@ class Auditor:
         def success(value: float) -> float | None:
             return declared_success(source, defences_of(chain.at(value)))
 
-        return ChainSearch(chain, job, formal_strength(chain.strength, success, job.gate.max_success))
+        formal = formal_strength(chain.strength, success, job.gate.max_success)
+        stronger = stronger_value(chain.strength, success, job.gate.max_success) if formal is None else None
+        return ChainSearch(chain, job, formal, stronger)
 
-    def job(self, chain: DefenceChain, value: float, seeds: Sequence[int]) -> Job:
+    def job(self, chain: DefenceChain, value: float, seeds: Sequence[int], *, attacks: bool = True) -> Job:
         """Return the audit of a chain at a value, on a federation for each seed."""
-        return compile_plan(with_defences(self.plan, chain.at(value), seeds), self.folder)
+        job = compile_plan(with_defences(self.plan, chain.at(value), seeds), self.folder)
+        return job if attacks else replace(job, chosen=frozenset(job.attacks), effort=Effort.QUICK)
+
+    def is_finished(self, job: Job, place: str) -> bool:
+        """Return whether every case of an audit has a record; failed ones are tried again, but do not stop a search."""
+        return not missing_of(job, RecordFile(self.directory / place / RECORDS).read())
 
     def audit(
         self, chain: DefenceChain, value: float, seeds: Sequence[int], place: str, *, attacks: bool
     ) -> TriedSetting:
         """Audit a setting; without `attacks` the plan's searches wait, and exact attacks and the game run alone."""
-        job = self.job(chain, value, seeds)
-        probe = job if attacks else replace(job, chosen=frozenset(job.attacks), effort=Effort.QUICK)
+        return self.audit_job(chain, value, place, self.job(chain, value, seeds, attacks=attacks))
+
+    def audit_job(self, chain: DefenceChain, value: float, place: str, job: Job) -> TriedSetting:
+        """Run the audit of a setting, or read its records if it is finished; its page is written if any is new."""
         directory = self.directory / place
-        result = run(probe, directory, executor=self.executor, device=self.device, progress=self.progress)
-        write_report(directory)
+        before = _size(directory / RECORDS)
+        result = run(job, directory, executor=self.executor, device=self.device, progress=self.progress)
+        if _size(directory / RECORDS) != before or not (directory / REPORT).exists():
+            write_report(directory)
         setting = tried_setting(chain.title, chain.strength.option, value, place, job, result)
         self.progress.setting_finished(setting)
         return setting
@@ -144,26 +173,47 @@ def advise(
 ) -> Advice:
     """Try each chain of a plan at several strengths, and return the cheapest setting that meets the gate.
 
-    `folder` is what the paths of the plan are relative to. After so many `minutes` no other setting is begun.
+    `folder` is what the paths of the plan are relative to. After so many `minutes` no other setting is begun; settings
+    that an earlier run finished count, and take none of this time.
     """
     check_plan(plan)
     chains = chains_of(plan)
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     with alone(directory), persistent(executor) as pool:
         auditor = Auditor(plan, folder, directory, pool, device, progress or QuietAdviceProgress())
         searches = [auditor.search(chain) for chain in chains]  # this also checks the plan
         claim(directory, digest("advice", *(s.chain.title for s in searches), *(s.job.digest for s in searches)))
-        tried, stopped = _explore(auditor, searches, deadline)
-        if not tried:
-            raise UsageError("The time was over before a setting was tried: raise --minutes.")
+        tried, stopped = _explore(auditor, searches, minutes)
         recommended, checked = _checked(auditor, chains, tried)
-    chance = chance_accuracy([source for search in searches for source in search.job.sources])
+    sources = [source for search in searches for source in search.job.sources]
+    chance, one_class = chance_accuracy(sources), tests_of_one_class(sources)
     best = None
     if recommended is not None:
         best = with_defences(plan, _chain_of(chains, recommended).at(recommended.value))
+    cleared = {(s.title, s.option) for s in tried if s.clear}
+    stronger = [
+        (s.chain, s.stronger)
+        for s in searches
+        if s.stronger is not None and (s.chain.title, s.chain.strength.option) not in cleared
+    ]
+    seeds, gate = len(auditor.seeds), plan.gate.value()
     return Advice(
-        plan.title, plan.gate.value(), chains, tried, recommended, checked, chance, len(auditor.seeds), stopped, best
+        plan.title,
+        gate,
+        chains,
+        tried,
+        recommended,
+        checked,
+        chance,
+        seeds,
+        stopped,
+        best,
+        stronger=stronger,
+        one_class=one_class,
     )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 class QuietAdviceProgress(AdviceProgress):
@@ -171,23 +221,32 @@ class QuietAdviceProgress(AdviceProgress):
 
 
 def _explore(
-    auditor: Auditor, searches: Sequence[ChainSearch], deadline: float | None
+    auditor: Auditor, searches: Sequence[ChainSearch], minutes: float | None
 ) -> tuple[list[TriedSetting], bool]:
-    """Try one strength of each chain in turn; return what was tried, and whether the time was over before the end."""
+    """Try one strength of each chain in turn; return what was tried, and whether the time was over before the end.
+
+    The time begins with the first setting that is not finished, so every run brings at least one more.
+    """
     tried: list[TriedSetting] = []
+    began: float | None = None
     most = settings_of(auditor.plan).strengths
+    at_most = most * len(searches) + CHECKS
     for turn in range(most):
         for number, search in enumerate(searches, 1):
             chain, strength = search.chain, search.chain.strength
             states = {s.value: s.state for s in tried if (s.title, s.option) == (chain.title, strength.option)}
-            value = next_strength(strength, states, search.formal, most)
+            value = next_strength(strength, states, search.formal, most, too_weak=search.stronger is not None)
             if value is None:
                 continue
-            if deadline is not None and time.monotonic() >= deadline:
-                return tried, True
-            auditor.progress.setting_started(chain.setting(value), turn * len(searches) + number, most * len(searches))
             place, at_end = f"{number}-{strength.option}-{value:g}", value in (strength.at(0.0), strength.at(1.0))
-            tried.append(auditor.audit(chain, value, auditor.seeds, place, attacks=at_end))
+            job = auditor.job(chain, value, auditor.seeds, attacks=at_end)
+            if minutes is not None and not auditor.is_finished(job, place):
+                now = time.monotonic()
+                began = now if began is None else began
+                if now - began > 60 * minutes:
+                    return tried, True
+            auditor.progress.setting_started(chain.setting(value), turn * len(searches) + number, at_most)
+            tried.append(auditor.audit_job(chain, value, place, job))
     return tried, False
 
 
@@ -199,21 +258,23 @@ def _checked(
     A setting that fails takes its new verdict in `tried`.
     """
     checked: list[TriedSetting] = []
+    at_most = settings_of(auditor.plan).strengths * len(chains) + CHECKS
     while candidates := by_utility(tried):
         best = candidates[0]
-        auditor.progress.setting_started(f"check of {best.name}", len(tried), len(tried))
+        auditor.progress.setting_started(f"check of {best.name}", at_most - 1, at_most)
         audit = partial(auditor.audit, _chain_of(chains, best), best.value, attacks=True)
         full = audit(seeds=auditor.seeds, place=best.folder)
         place = tried.index(best)
         tried[place] = full
         if not full.clear:
             continue
+        auditor.progress.setting_started(f"check of {best.name} on other seeds", at_most, at_most)
         others = range(auditor.seeds.stop, auditor.seeds.stop + len(auditor.seeds))
         again = audit(seeds=others, place=f"{CHECKED}-{best.folder}")
         checked.append(again)
-        if again.clear:
+        if again.useful:
             return full, checked
-        tried[place] = replace(full, state=again.state)
+        tried[place] = replace(full, state=again.state, learned=again.learned)
     return None, checked
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedglass.attack.images.pixels import whitened_noise
 from fedglass.attack.labels.targets import labels_for_loss
-from fedglass.attack.needs import check_needs, reads_of
 from fedglass.attack.parts import (
     Bound,
     BoundForward,
@@ -28,9 +27,11 @@ from fedglass.attack.parts import (
     Refinement,
     Solver,
     check_labels,
+    check_needs,
     check_refinement,
     discard_film,
     no_progress,
+    reads_of,
 )
 from fedglass.attack.stages import (
     Run,
@@ -47,7 +48,7 @@ from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss, TargetKind, target_kind
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import check_update, check_weights
-from fedglass.core.text import Note
+from fedglass.core.text import NON_FINITE
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Reconstruction
 from fedglass.fl.trajectory import per_epoch
 
@@ -197,7 +198,7 @@ class Attack:
                 solution = stage.solver.minimise(problem, part)
                 images = unknown.decode(solution.tensors[:a]).detach()
                 label_start = solution.tensors[a:b]
-                notes += () if solution.finite else (Note.NON_FINITE,)
+                notes += () if solution.finite else (NON_FINITE,)
             assert images is not None, "an attack has at least one stage"
             ends = {u.name: t.detach() for u, t in zip(forward.unknowns, solution.tensors[b:], strict=True)}
             pixels = self.merge.merge(observation.knows.whitening.unwhiten(images))
@@ -226,9 +227,12 @@ def _begun(
 
 
 def _hard(labels: Tensor, loss: Loss | None = None) -> Tensor:
-    """Return one class for each image, or its target if the loss has no classes.  # (n,)"""
+    """Return one class for each image, never one that the loss ignores, or its target without classes.  # (n,)"""
     if target_kind(loss) is not TargetKind.CLASSES:
         return labels
+    ignored = getattr(loss, "ignore_index", -1)
+    if labels.is_floating_point() and 0 <= ignored < labels.shape[-1]:
+        labels = labels.index_fill(-1, labels.new_tensor([ignored]).long(), -torch.inf)
     return labels.argmax(-1) if labels.is_floating_point() else labels[0] if per_epoch(labels) else labels
 
 

@@ -5,9 +5,9 @@ A `Guesses` value lists what is possible for a message, and says what a guess ma
 
 - `GuessEpochs` (here): the number of local epochs;
 - `GuessRule` (here): the server's aggregation rule;
-- `GuessAccepted` (`attack.accepted`): the clients that the rule has accepted;
-- `SearchByOwnImages` (`attack.search`): the learning rate and the number of examples;
-- `SubtractOwnUpdate` and `KeepOwnUpdate` (`attack.participant`): one guess each, the message without the adversary's
+- `GuessAccepted` (`attack.hypotheses`): the clients that the rule has accepted;
+- `SearchByOwnImages` (`attack.hypotheses`): the learning rate and the number of examples;
+- `SubtractOwnUpdate` and `KeepOwnUpdate` (`attack.peer_knowledge`): one guess each, the message without the adversary's
   own examples.
 """
 
@@ -21,8 +21,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.needs import check_needs
-from fedglass.attack.parts import Progress, Refine, no_progress
+from fedglass.attack.parts import Progress, Refine, check_needs, no_progress
 from fedglass.attack.stages import energy_rank, progress_part
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import refined
 from fedglass.attack.best_of import AnyAttack, refinements_of
-from fedglass.attack.needs import parts_of
-from fedglass.attack.parts import GeneratesImages, Learned, Refine
+from fedglass.attack.parts import GeneratesImages, Learned, Refine, parts_of
 from fedglass.audit.public_data import Public
 from fedglass.audit.scoring import (
     ReconstructionScores,
@@ -43,8 +42,7 @@ from fedglass.core.rng import stream
 from fedglass.core.thresholds import DECOY_CONTRAST
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Examples, Truth
-from fedglass.metrics.catalogue import Scores, score
-from fedglass.metrics.matching import Matching
+from fedglass.metrics.catalogue import Matching, Scores, score
 from fedglass.verdict.images import ImageScores
 
 SLOW_METRICS = ("lpips",)

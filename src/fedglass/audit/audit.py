@@ -18,16 +18,14 @@ import torch
 
 from fedglass import __version__
 from fedglass.attack.best_of import AnyAttack
-from fedglass.attack.needs import needs_of
-from fedglass.audit.cases import AuditProgress, Case, QuietProgress
+from fedglass.attack.parts import needs_of
 from fedglass.audit.check_message import CheckMessage
 from fedglass.audit.knowledge import describe_learned
 from fedglass.audit.play import Work, play_unfinished
-from fedglass.audit.play_attack import PlayAttack, oracle_facts, without_unused_oracles
-from fedglass.audit.play_game import PlayGame
+from fedglass.audit.probes import PlayAttack, PlayGame, oracle_facts, without_unused_oracles
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Source
-from fedglass.audit.target import PendingTarget, Section, Target
+from fedglass.audit.target import AuditProgress, Case, PendingTarget, QuietProgress, Section, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic

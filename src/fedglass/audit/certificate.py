@@ -34,8 +34,17 @@ from fedglass.bounds.mechanisms import (
 )
 from fedglass.bounds.success import combine_mu, gdp_advantage, gdp_epsilon, gdp_success
 from fedglass.checks.claim import Claim, ClientClaim
-from fedglass.checks.distances import alike, candidate_label, distances, flat, tells_nothing, with_record
-from fedglass.checks.noise import noise_models, total_std, without_noise
+from fedglass.checks.noise import (
+    alike,
+    candidate_label,
+    distances,
+    flat,
+    noise_models,
+    tells_nothing,
+    total_std,
+    with_record,
+    without_noise,
+)
 from fedglass.checks.replay import message_of, too_long
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD

@@ -13,7 +13,6 @@ import torch
 
 from fedglass.attack.parts import Progress
 from fedglass.audit.assessment import guessed_public
-from fedglass.audit.cases import ProbeResult
 from fedglass.audit.certificate import (
     DIVERGES,
     TOO_LONG,
@@ -23,8 +22,8 @@ from fedglass.audit.certificate import (
     shown_figures,
 )
 from fedglass.audit.filter_doubts import filter_doubts
-from fedglass.audit.play_attack import unusable_state
-from fedglass.audit.target import Target
+from fedglass.audit.probes import unusable_state
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.checks.claim import Claim
 from fedglass.checks.consistency import contradictions
 from fedglass.checks.noise import (
@@ -33,13 +32,15 @@ from fedglass.checks.noise import (
     replayed,
     residual_of,
     signal_directions,
+    tensors_with_less_noise,
     total_std,
     usable_pool,
     without_noise,
 )
 from fedglass.checks.replay import ORDERS, has_fixed_order, replay, too_long
 from fedglass.checks.residual import refutations, rounding_of, spread_of
-from fedglass.core.thresholds import REPLAY_SPREAD
+from fedglass.core.text import some
+from fedglass.core.thresholds import NOISE_LEVEL, REPLAY_SPREAD
 from fedglass.defend.noise_model import NoiseModel
 from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
@@ -49,9 +50,15 @@ NO_TRAINING = "Say how the clients trained: recording.training."
 OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
 NOT_HONEST = "Some participants are not honest, and what they do is not run again."
 UNKNOWN_ORDER = "The order of the batches was not recorded, and changes the message by more than the noise allows."
-ROUNDED = "The message is rounded more coarsely than the noise: send it in a finer type."
+ROUNDED = "The message is rounded more coarsely than the noise."
 UNKNOWN = "What was declared of the message was not kept."
+SHOWN = 3
+"""Tensors named in one sentence."""
+IN_STEPS = "It is added in several local steps."
 CHANGED_LATER = "Something is done to the noisy result, or the noise is added in several local steps."
+RECORD_ORDER = "Record the order of the batches."
+ONE_STEP = "Use one noisy step per round."
+FINER_TYPE = "Send the message in a finer type."
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
     if laws == {"laplacian"} and len(claim.clients) == 1:
         std = models[0].std
     if not all(model.testable for model in models) or not std:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=CHANGED_LATER)
+        yield from _size_doubts(claim, models)
         return
     if too_long(claim):
         yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=TOO_LONG)
@@ -146,7 +153,7 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         yield doubt(DoubtKind.NOT_AS_DECLARED, found=DIVERGES)
         return
     if len(replays) > 1 and spread_of(replays, std) > REPLAY_SPREAD:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER, remedy=RECORD_ORDER)
         return
     residual = residual_of(
         claim,
@@ -158,12 +165,28 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         others=target.same_noise_in,
     )
     if rounding_of(residual) > 1:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=ROUNDED)
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=ROUNDED, remedy=FINER_TYPE)
         return
     refuted = refutations(residual)
     if refuted:
         tests = dict.fromkeys(refutation.test.replace("_", " ") for refutation in refuted)
         yield doubt(DoubtKind.NOISE_REFUTED, tests=list(tests), p=min(refutation.p for refutation in refuted))
+
+
+def _size_doubts(claim: Claim, models: Sequence[NoiseModel]) -> Iterator[Doubt]:
+    """Refute noise that leaves no residual to test where a tensor holds far less of it than replays do."""
+    if too_long(claim):
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=TOO_LONG)
+        return
+    in_steps = has_fixed_order(claim) and any(client.steps > 1 for client in claim.clients)
+    if in_steps and not all(model.additive for model in models):
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=IN_STEPS, remedy=ONE_STEP)
+    else:
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=CHANGED_LATER, remedy=RECORD_ORDER)
+    lacking = tensors_with_less_noise(claim, replayed(without_noise(claim)))
+    if lacking:
+        found = f"less noise than declared in {some(lacking, SHOWN)}"
+        yield doubt(DoubtKind.NOISE_REFUTED, tests=[found], p=NOISE_LEVEL)
 
 
 def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], seed: int) -> Certificate | None:

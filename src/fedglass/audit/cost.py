@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf
 from fedglass.attack.exact.exact import ExactAttack
 from fedglass.audit.audit import Job
-from fedglass.audit.play_attack import PlayAttack
+from fedglass.audit.probes import PlayAttack
 from fedglass.core.types import BatchNorm, Observation, Training
 from fedglass.execution.executor import FAILURES, failure_text
 from fedglass.execution.machine import repeatable_arithmetic
@@ -30,15 +29,6 @@ LARGEST_SIDE = 32
 """Batches of larger images are slow: one image is timed, and counts for each."""
 GradientSeconds = Callable[[int], float]
 """Return the seconds that one plain gradient of that many examples takes."""
-
-
-@runtime_checkable
-class HasSimulationCost(Protocol):
-    """An operator that takes more than one gradient of all examples."""
-
-    def cost(self, training: Training, examples: int) -> tuple[float, int]:
-        """Return the cost of a prediction and its gradient: how many plain gradients, of how many examples each."""
-        ...
 
 
 def gradient_seconds(model: nn.Module, shape: tuple[int, int, int], examples: int) -> float:
@@ -88,8 +78,8 @@ def iterations_of_stages(attack: Attack | None) -> tuple[int, ...]:
 
 def _stage_seconds(stage: Stage, load: Workload) -> float:
     forward, gradients, batch = stage.forward, SECOND_ORDER, load.examples
-    if isinstance(forward, HasSimulationCost):
-        gradients, batch = forward.cost(load.training, load.examples)
+    if cost := getattr(forward, "cost", None):  # of an operator that takes more than one gradient of all examples
+        gradients, batch = cost(load.training, load.examples)
     seconds = load.clients * gradients * load.gradient(batch)
     # What one iteration costs, in evaluations of the energy at given pixels.
     for part in (stage.solver, stage.images):

@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from fedglass.audit.certificate import WHY
-from fedglass.bounds.canaries import (
+from fedglass.bounds.mechanisms import pld_installed, poisson_epsilon
+from fedglass.bounds.success import (
     gaussian_mu_ceiling,
     gaussian_mu_lower,
+    gdp_epsilon,
     guessed_epsilon,
     guessed_epsilon_ceiling,
 )
-from fedglass.bounds.mechanisms import pld_installed, poisson_epsilon
-from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import Update, buffers_of, flatten, unflatten, weights_of
 from fedglass.core.types import Training
-from fedglass.defend.declared_epsilon import SLACK, epsilon_claims
-from fedglass.defend.noise_model import CLIPS, NoBound, noise_model, release_parts
+from fedglass.defend.noise_model import CLIPS, SLACK, NoBound, epsilon_claims, noise_model, release_parts
 from fedglass.federation.client import Client, TrainRequest, train_client
 from fedglass.federation.federation import Federation
 from fedglass.fl.canaries import LENGTH, UNCLIPPED_LENGTH, Canaries, WithCanaries
@@ -44,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class Finding(StrEnum):
-    """What the canaries say of a declaration."""
+    """The result of the canaries for a declaration."""
 
     CONSISTENT = "consistent"
     REFUTED = "not as declared"
@@ -86,7 +85,7 @@ def pooled(messages: Sequence[CanaryScores]) -> CanaryScores:
 
 @dataclass(frozen=True)
 class Accounted:
-    """What is said of one release of a mechanism."""
+    """The declaration of one release of a mechanism."""
 
     upper: float | None
     """Epsilon by the accountant; None where it has no bound."""
@@ -145,7 +144,8 @@ class EpsilonAudit:
 
     def as_json(self) -> dict[str, Any]:
         """Return it in types that JSON has; an infinite epsilon is none."""
-        finite = {name: _finite(getattr(self.accounted, name)) for name in ("upper", "declared")}
+        of_mechanism = {"upper": self.accounted.upper, "declared": self.accounted.declared}
+        finite = {name: e if e is not None and math.isfinite(e) else None for name, e in of_mechanism.items()}
         return {
             "name": self.name,
             "finding": self.finding.value,
@@ -172,10 +172,6 @@ def shown(epsilon: float) -> str:
     if not math.isfinite(epsilon):
         return "infinite"
     return f"{float(f'{epsilon:.3g}'):,.0f}" if epsilon >= 1000 else f"{epsilon:.3g}"
-
-
-def _finite(epsilon: float | None) -> float | None:
-    return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
 def _advice(limit: float, delta: float, gaussian: bool) -> str:

@@ -12,9 +12,8 @@ from fedglass.checks.claim import Claim
 from fedglass.core.tensors import Params
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED
-from fedglass.defend.declared_epsilon import epsilon_claims
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy
-from fedglass.defend.noise_model import named_parts
+from fedglass.defend.noise_model import epsilon_claims, named_parts
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedglass.attack.needs import parts_of
-from fedglass.attack.parts import GeneratesImages
+from fedglass.attack.parts import GeneratesImages, parts_of
 from fedglass.audit.target import Section, TargetInfo
 from fedglass.core.optimisers import SGD
 from fedglass.core.text import part_in_words, some
 from fedglass.core.types import BatchNorm, Knowledge, Training
 from fedglass.federation.views import ViewResult
-from fedglass.verdict.records import KnownFact
-from fedglass.verdict.threat import STANDPOINTS, UNNAMED, Facts, Sight, ThreatModel
+from fedglass.verdict.records import STANDPOINTS, UNNAMED, Facts, KnownFact, Sight, ThreatModel
 
 UNKNOWN = "not known"
 SHOWN = 6

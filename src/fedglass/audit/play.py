@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from fedglass.attack.parts import Progress
-from fedglass.attack.solvers.states import SearchStates, storing
-from fedglass.audit.cases import AuditProgress, Case, Probe, ProbeResult, Subject
+from fedglass.attack.solvers.schedules import SearchStates, storing
 from fedglass.audit.knowledge import describe_knowledge, describe_learned
-from fedglass.audit.play_attack import isolate, oracle_facts, without_unused_oracles
-from fedglass.audit.target import PendingTarget, Target, ready_target
+from fedglass.audit.probes import isolate, oracle_facts, without_unused_oracles
+from fedglass.audit.target import AuditProgress, Case, PendingTarget, Probe, ProbeResult, Subject, Target, ready_target
 from fedglass.execution.executor import FAILURES, Callbacks, Executor, FailedJob, failure_text
 from fedglass.execution.machine import peak_mib, reset_peak, return_memory, versions
 from fedglass.verdict.directory import RECORDS, Evidence, RecordFile

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
-from fedglass.core.text import some
+from fedglass.core.text import some, values_by_key
 from fedglass.core.types import Training
 from fedglass.defend import accounting as opacus
 from fedglass.defend.accounting import DELTA, Mechanism, budgets, client_mechanism
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.filters import FlowerFixedClipping
 from fedglass.defend.noise import GaussianNoise
-from fedglass.defend.noise_model import CLIPS, named_parts, release_parts
+from fedglass.defend.noise_model import CLIPS, epsilon_claims, named_parts, release_parts
 from fedglass.execution.executor import as_usage_error
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
@@ -87,13 +87,15 @@ def describe_protection(
     repr; `in_words` describes it for a reader.
     """
     sentences_by_kind: dict[str, tuple[str, ...]] = {}
+    entries = sum(tensor.numel() for tensor in weights_of(federation.model).values())
     for client in sorted(federation.clients, key=lambda c: len(c.labels)):
         training = client.training or federation.training
         kind = f"{defences_of(client)} {training}"
         if kind not in sentences_by_kind:
             parts = _defence_parts(Protection(client.gradient, client.release))
             defences = [defence_text(text) for text in dict.fromkeys(map(in_words, parts))]
-            sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds))
+            declared = map(str, epsilon_claims(client.release, rounds, entries))
+            sentences_by_kind[kind] = (*defences, *describe_privacy(client, training, rounds), *declared)
     return {
         c.name: sentences_by_kind[f"{defences_of(c)} {c.training or federation.training}"] for c in federation.clients
     }
@@ -105,9 +107,7 @@ def merge_by_client(protection: Mapping[str, Sequence[str]]) -> list[str]:
     >>> merge_by_client({"client 0": ("Defended by Clip(norm=1.0).",), "client 1": ()})
     ['Client 0: Defended by Clip(norm=1.0).', 'Client 1: No defence.']
     """
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, sentences in protection.items():
-        kinds.setdefault(tuple(sentences), []).append(name)
+    kinds = values_by_key((tuple(sentences), name) for name, sentences in protection.items())
     if len(kinds) == 1:
         return list(next(iter(kinds)))
     return [f"{_named(names)}: {line}" for sentences, names in kinds.items() for line in sentences or ("No defence.",)]
@@ -123,15 +123,15 @@ def describe_privacy(client: Client, training: Training, rounds: int) -> list[st
     sentences, examples = list[str](), len(client.labels)
     times = "one round" if rounds == 1 else f"{rounds} rounds"
     if isinstance(client.gradient, DPSGD):
-        spent = budgets(client_mechanism(client.gradient, training, examples, rounds), DELTA)
-        texts = "; ".join(map(str, spent))
+        mechanism = client_mechanism(client.gradient, training, examples, rounds)
+        texts = "; ".join(map(str, budgets(mechanism, DELTA)))
         sentences.append(f"Each of a client's {examples} example(s), over {times} of DP-SGD: {texts}.")
+        if mechanism.sample_rate < 1 and not opacus.opacus_installed():  # the Gaussian bound of full batches is exact
+            sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     multiplier = _noise_over_norm(release_parts(client.release))
     if multiplier > 0:  # noise after a clip is a Gaussian mechanism for all examples of a client
         texts = "; ".join(map(str, budgets(Mechanism(multiplier, 1.0, rounds), DELTA)))
         sentences.append(f"Whether a client takes part, over {times} of clipped and noised updates: {texts}.")
-    if sentences and not opacus.opacus_installed():
-        sentences.append("Tighter bounds (RDP, PRV) need Opacus: pip install fedglass[dp].")
     return sentences + _adaptive(client)
 
 

@@ -25,15 +25,15 @@ from fedglass.checks.claim import UNPROTECTED, claim_of, has_unnamed_defence, pa
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import digest, identity_text, of_model, of_params
 from fedglass.core.tensors import Params
-from fedglass.core.text import EPSILON_MEANING, some
+from fedglass.core.text import EPSILON_MEANING, some, values_by_key
 from fedglass.core.types import Observation
-from fedglass.defend.declared_epsilon import EpsilonClaim
+from fedglass.defend.noise_model import EpsilonClaim
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import COUNTED, Knows, Naming, ServerView, Together, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.models.shared_layers import title_of
+from fedglass.models.network import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 
 
@@ -104,7 +104,8 @@ class Recorded:
         yield sorted((index, names) for index, names in rounds.items() if index not in audited)
         updates = sorted(self.unaudited_updates.items(), key=lambda pair: pair[0])
         yield [(*key, of_params(update)) for key, update in updates]
-        yield [] if self.truths is None else sorted((*self.truths.taken.items(), *self.truths.order.items()))
+        of_rounds = () if self.truths is None else (self.truths.taken, self.truths.order)
+        yield [(key, facts[key]) for key in sorted(set().union(*of_rounds)) for facts in of_rounds if key in facts]
 
     def _content(self) -> str:
         """Return a hash of the whole transcript; its `origin` says nothing of what its files hold now."""
@@ -268,10 +269,7 @@ class Recorded:
     def _untrained(self) -> Iterator[str]:
         """Say which layers are constants of the network to an attack."""
         for index, round_ in sorted(self.transcript.rounds.items()):
-            clients_by_layers: dict[tuple[str, ...], list[str]] = {}
-            for participant in round_.participants:
-                if participant.untrained:
-                    clients_by_layers.setdefault(participant.untrained, []).append(participant.name)
+            clients_by_layers = values_by_key((p.untrained, p.name) for p in round_.participants if p.untrained)
             for layers, clients in clients_by_layers.items():
                 yield (
                     f"{some(clients)} did not train {some(layers)} in round {self.naming.round(index)}, or did not "

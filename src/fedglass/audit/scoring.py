@@ -8,6 +8,7 @@ that compares pixel by pixel calls it another. `likeness` finds it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,11 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.core.losses import class_numbers, is_class_labels
+from fedglass.core.losses import class_numbers, is_class_labels, not_ignored
 from fedglass.core.thresholds import DECOY_CONTRAST, FLAT_PICTURE, SAME_PICTURE
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
-from fedglass.metrics.catalogue import Scores, score
-from fedglass.metrics.matching import Matching, label_errors, match
+from fedglass.metrics.catalogue import Matching, Scores, label_errors, match, score
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,11 @@ def score_reconstruction(
         scores=scores,
         shown=scores.matching.apply(shown),
         labels=tuple(class_numbers(reconstruction.labels[order])),
-        label_errors=label_errors(reconstruction.labels, truth.labels, observation.knows.classes)
+        label_errors=label_errors(
+            reconstruction.labels,
+            not_ignored(observation.knows.objective, truth.labels),
+            observation.knows.classes,
+        )
         if is_class_labels(truth.labels)
         else None,
         energy_truth=None
@@ -150,6 +154,10 @@ def blends_of(shown: Tensor, private: Tensor) -> list[list[int]]:
     return blends
 
 
+ROUNDING = 1e-4
+"""Share of a correlation that single precision may lose."""
+TOGETHER = 64
+"""Originals that are compared at once."""
 LONGEST_SIDE = 64
 """Pixels of a side beyond which pictures are made smaller first: they show the same."""
 MIRRORS: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-2, -1))
@@ -157,13 +165,14 @@ MIRRORS: tuple[tuple[int, ...], ...] = ((), (-1,), (-2,), (-2, -1))
 
 def shown_transformed(images: Tensor, originals: Tensor) -> list[bool]:
     """Return for each original whether any of the images shows the same.  # (m, c, h, w), (n, c, h, w) -> n entries"""
-    return [value >= SAME_PICTURE for value in likeness(images, originals)]
+    return [value >= SAME_PICTURE for value in likeness(images, originals, SAME_PICTURE)]
 
 
-def likeness(images: Tensor, originals: Tensor) -> list[float]:
+def likeness(images: Tensor, originals: Tensor, least: float = 0.0) -> list[float]:
     """Return for each original the largest absolute correlation with any image, mirrored and moved around the edges.
 
-    Channels are centred separately and scaled together. Pictures that are flat or not finite have likeness 0.
+    Channels are centred separately and scaled together. Pictures that are flat or not finite have likeness 0. So have
+    originals without an image that can reach `least`: no offset gives more than the product of the magnitudes.
 
     >>> picture = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     >>> [round(value, 3) for value in likeness(0.7 - 0.1 * picture.flip(-1).roll(3, -2), picture)]
@@ -176,9 +185,19 @@ def likeness(images: Tensor, originals: Tensor) -> list[float]:
     if not len(spectra):
         return [0.0] * len(originals)
     size = [min(side, LONGEST_SIDE) for side in images.shape[-2:]]
-    # The correlation at every offset at once [the correlation theorem].
-    by_original = (torch.fft.irfft2((spectra.conj() * true).sum(dim=1), s=size) for true in _spectra(originals))
-    return [float(correlations.abs().max()) for correlations in by_original]
+    sizes, both = spectra.abs().flatten(1), torch.full(spectra.shape[-1:], 2.0)
+    both[0] = 1.0  # the other columns of half a transform stand for two, and the last one of an even width for one
+    both[-1] = 1.0 if size[1] % 2 == 0 else both[-1]
+    found = []
+    for some in torch.split(_spectra(originals), TOGETHER):
+        limits = (some.abs() * both).flatten(1) @ sizes.T / math.prod(size)
+        for true, limit in zip(some, limits, strict=True):
+            near = spectra[limit >= least * (1 - ROUNDING)]
+            # The correlation at every offset at once [the correlation theorem].
+            found.append(
+                float(torch.fft.irfft2((near.conj() * true).sum(dim=1), s=size).abs().max()) if len(near) else 0.0
+            )
+    return found
 
 
 def _spectra(images: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from fedglass.federation.transcript import Message, Round, Transcript
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import Knows, ServerView, View, ViewResult
 from fedglass.fl.release import Protection
-from fedglass.models.shared_layers import title_of
+from fedglass.models.network import title_of
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.texts import count
 
@@ -173,7 +173,7 @@ class Simulated:
 
     @property
     def _predicts_numbers(self) -> bool:
-        """Whether the model predicts numbers, which are not right or wrong."""
+        """Return whether the model predicts numbers, which are not right or wrong."""
         return target_kind(self.federation.training.loss) is TargetKind.NUMBERS
 
     def _utility(self, last: Round, progress: RoundProgress, answers: TrainClients) -> dict[str, float]:

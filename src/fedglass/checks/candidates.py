@@ -234,17 +234,6 @@ def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]
     return low, float(betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
-def binomial_tail(hits: int, trials: int, chance: float) -> float:
-    """Return how likely at least so many hits of independent trials are.
-
-    >>> round(binomial_tail(1, 1, 0.001), 6), binomial_tail(0, 5, 0.1)
-    (0.001, 1.0)
-    """
-    from scipy.special import betainc
-
-    return float(betainc(hits, trials - hits + 1, chance)) if hits else 1.0
-
-
 def _drawn_rates(game: GameScores, draws: int, random: np.random.Generator) -> Numbers:
     """Return rates of records drawn again, against the best of as many candidates from the fitted law.  # (draws,)"""
     count = int(game.candidates.max())

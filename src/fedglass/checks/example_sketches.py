@@ -168,7 +168,7 @@ def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
     """Return the gradients times the signs; rows of large matrices are summed in groups.  # (b, entries)"""
     if signs.dim() != 2 or signs.numel() <= places:
         written = gradient.back[:, :, None] * gradient.entered[:, None, :] if isinstance(gradient, _Outer) else gradient
-        return written.flatten(1) * signs.flatten()
+        return written.reshape(len(written), -1) * signs.flatten()
     groups = max(1, min(MOST_GROUPS, places // signs.shape[1], signs.shape[0]))
     if isinstance(gradient, _Outer):
         summed = [gradient.back[:, i::groups] @ signs[i::groups] * gradient.entered for i in range(groups)]
@@ -180,7 +180,7 @@ def _signed(gradient: _Found, signs: Tensor, places: int) -> Tensor:
 def _products(gradients: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
     """Return the product of each gradient with an update.  # (b,)"""
     parts = [
-        (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.flatten(1) @ u.flatten()
+        (g.back @ u * g.entered).sum(1) if isinstance(g, _Outer) else g.reshape(len(g), -1) @ u.flatten()
         for g, u in zip(gradients, along, strict=True)
     ]
     return torch.stack([part.cpu().double() for part in parts]).sum(0)
@@ -189,7 +189,7 @@ def _products(gradients: Sequence[_Found], along: Sequence[Tensor]) -> Tensor:
 def _summed(gradient: _Found, shares: Tensor) -> Tensor:
     if isinstance(gradient, _Outer):
         return (shares[:, None] * gradient.back).T @ gradient.entered
-    return (shares @ gradient.flatten(1)).view(gradient.shape[1:])
+    return (shares @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
 
 
 def _layers(module: nn.Module) -> dict[str, _Layer]:

@@ -156,6 +156,7 @@ def _of_entries(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOu
         "grid": tests.grid(x, residual.std, residual.law, bits),
         "row_sums": tests.row_sums(z),
         "neighbours": tests.neighbours(z),
+        "windows": tests.windows(z),
     }
 
 
@@ -246,7 +247,7 @@ def _nearest(starts: Mapping[str, Array], generator: str, sizes: tuple[int, ...]
         lengths = np.linalg.norm(rows, axis=1)[:, None] * _stream_norms(generator, sizes, length)
         cosines = rows @ streams.T / np.maximum(lengths, np.finfo(np.float32).tiny)
         row, seed = divmod(int(np.abs(cosines).argmax()), len(SEEDS))
-        p = min(1.0, tests.correlation_p(float(cosines[row, seed]), length) * cosines.size)
+        p = min(1.0, float(tests.correlation_p(float(cosines[row, seed]), length)) * cosines.size)
         yield TestOutcome(p, {"generator": generator, "seed": SEEDS[seed], "tensor": names[row]})
 
 

@@ -29,6 +29,8 @@ OF_LAW = 1e-2
 """What the law itself may add to that spectrum, where chance adds 1: at lower frequencies no step is looked for."""
 SIDE = 16
 """Of a matrix, from which on its spectrum and its pairs are tested."""
+WINDOWS = (16, 64, 256)
+"""Lengths of the parts of a tensor that are tested alone, in flat order: each begins half a length after the last."""
 MOST_ROWS, MOST_COLUMNS, MOST_ENTRIES = 512, 4096, 2**18
 """What is looked at of a large tensor, to bound time: any part of independent noise is independent noise."""
 TRACY_WIDOM = (46.446, 9.84801, 0.186054)
@@ -182,6 +184,32 @@ def slices(z: Array) -> Iterator[tuple[Array, int]]:
             yield np.square(z).sum(axis=summed).reshape(-1), count
 
 
+def windows(z: Array) -> TestOutcome | None:
+    """Test short parts of a tensor alone: the size of their entries, their sum, and how alike neighbours are.
+
+    What stands in the place of the noise, such as a small picture, need not show in the tensor as a whole.
+    """
+    flat = z.reshape(-1)
+    return smallest(outcome for length in WINDOWS if length < flat.size for outcome in _windows(flat, length))
+
+
+def _windows(flat: Array, length: int) -> Iterator[TestOutcome]:
+    parts = np.lib.stride_tricks.sliding_window_view(flat, length)[:: length // 2]
+    even, odd = parts[:, ::2], parts[:, 1::2]
+    squares = [np.einsum("ij,ij->i", half, half) for half in (even, odd)]
+    cosines = np.einsum("ij,ij->i", even, odd) / np.maximum(np.sqrt(squares[0] * squares[1]), np.finfo(np.float64).tiny)
+    chances = {
+        "mean_square": chi_square(squares[0] + squares[1], length),
+        "mean": as_array(2 * scipy.special.ndtr(-np.abs(parts.sum(axis=1)) / math.sqrt(length))),
+        "correlation": correlation_p(cosines, length // 2),
+    }
+    for what, p in chances.items():
+        first = int(p.argmin())
+        yield TestOutcome(
+            min(1.0, float(p[first]) * p.size), {"what": what, "first_entry": first * (length // 2), "of": length}
+        )
+
+
 def row_sums(z: Array) -> TestOutcome | None:
     """Test the sums along every axis: their mean square and the largest of them."""
     every = range(z.ndim)
@@ -262,7 +290,7 @@ def correlated_rows(matrix: Array) -> TestOutcome | None:
         unit = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float64).tiny)
         pairs = np.triu(unit @ unit.T, 1)
         one, other = divmod(int(np.abs(pairs).argmax()), len(pairs))
-        p = correlation_p(float(pairs[one, other]), part.shape[1]) * len(pairs) * (len(pairs) - 1) / 2
+        p = float(correlation_p(float(pairs[one, other]), part.shape[1])) * len(pairs) * (len(pairs) - 1) / 2
         outcomes.append(
             TestOutcome(
                 min(1.0, p), {"of": side_name, "first": one, "second": other, "correlation": float(pairs[one, other])}
@@ -271,9 +299,9 @@ def correlated_rows(matrix: Array) -> TestOutcome | None:
     return smallest(outcomes)
 
 
-def correlation_p(correlation: float, length: int) -> float:
+def correlation_p(correlation: Array | float, length: int) -> Array:
     """Return the chance that independent normals are at so small an angle to any vector of that length."""
-    return float(scipy.special.betainc((length - 1) / 2, 0.5, max(0.0, 1 - correlation**2)))
+    return as_array(scipy.special.betainc((length - 1) / 2, 0.5, np.maximum(0.0, 1 - np.square(correlation))))
 
 
 def correlated(one: Array, other: Array, **seen: str) -> Iterator[TestOutcome]:
@@ -283,7 +311,7 @@ def correlated(one: Array, other: Array, **seen: str) -> Iterator[TestOutcome]:
     size = float(np.linalg.norm(one) * np.linalg.norm(other))
     if count >= SIDE and 0 < size < math.inf:
         value = float(one @ other) / size
-        yield TestOutcome(correlation_p(value, count), {**seen, "correlation": value})
+        yield TestOutcome(float(correlation_p(value, count)), {**seen, "correlation": value})
 
 
 def correlated_tensors(tensors: Mapping[str, Array]) -> TestOutcome | None:

@@ -15,27 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedglass.bounds.success import exposed_by
 from fedglass.checks.candidates import (
     Draw,
     GameScores,
     Pool,
-    binomial_tail,
     draw_candidates,
     rate_limits,
     shows_one_of,
 )
-from fedglass.checks.message_scores import ScoredMessage, Scorer
+from fedglass.checks.message_scores import ScoredMessage, Scorer, with_numbered_targets
 from fedglass.checks.replay import MOST_STEPS
-from fedglass.checks.target_groups import with_numbered_targets
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
 from fedglass.core.thresholds import (
     ENOUGH_CANDIDATES,
     FEW_PUBLIC_GRADIENTS,
-    FEW_RECORDS,
-    GAME_LEVEL,
-    RARE_RANK,
     SAME_AS_PRIVATE,
 )
 from fedglass.core.types import Training, Whitening
@@ -155,7 +151,7 @@ def play(
         same_source=pool.same_source and (control_game is None or control_game.rate <= max_singling_out),
         low_power=len(draw.public) < FEW_PUBLIC_GRADIENTS or not scorer.reads_as_trained,
     )
-    return replace(result, doubts=_doubts(result), exposed_by=_exposed_by(result, max_singling_out, messages))
+    return replace(result, doubts=_doubts(result), exposed_by=exposed_by(result, max_singling_out, messages))
 
 
 def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> GameScores:
@@ -182,18 +178,6 @@ def _doubts(result: GameResult) -> tuple[str, ...]:
         "low_power": result.low_power,
     }
     return tuple(name for name, holds in holds_by_name.items() if holds)
-
-
-def _exposed_by(result: GameResult, allowed: float, messages: int) -> str:
-    """Return what shows that records are singled out more often than allowed, and than untrained ones."""
-    if result.control_high is None or result.candidates < ENOUGH_CANDIDATES or not result.same_source:
-        return ""
-    if result.records >= FEW_RECORDS:
-        return "rate" if result.low > max(allowed, result.control_high) else ""
-    named = sum(p <= RARE_RANK for p in result.rank_p)
-    by_chance = binomial_tail(named, result.records, RARE_RANK)
-    control_named = any(p <= RARE_RANK for p in result.control_rank_p)
-    return "rank" if by_chance <= GAME_LEVEL / messages and result.top1 > allowed and not control_named else ""
 
 
 def _control(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from fedglass.cli.options import (
     ExecutorOptions,
     Output,
     announce,
+    code_arguments,
     code_option,
     device_option,
     executor_options,
@@ -72,13 +74,13 @@ def advise(
       fedglass audit advice/recommended.toml -o out
 
     \b
-    Exit codes: 0 a setting is recommended, 2 wrong command or plan, 3 no setting meets the gate.
+    Exit codes: 0 a setting is recommended, 2 wrong command or plan, 3 no useful setting meets the gate.
     """
     directory = place or Path("advice") / plan.stem
     ctx.with_resource(importable(folders))
     execution.warm_up(device)
     from fedglass.advise import page
-    from fedglass.advise.plan_file import plan_text
+    from fedglass.advise.page import plan_text
     from fedglass.advise.run import advise as run_advice
     from fedglass.cli.progress import AdviceScreen
     from fedglass.core.files import write_atomic
@@ -91,13 +93,14 @@ def advise(
     executor = execution.executor(shared=kind.type != "cpu")
     with AdviceScreen(output.quiet) as screen:
         advice = run_advice(parsed, folder, directory, executor=executor, device=kind, progress=screen, minutes=minutes)
+    advice = replace(advice, code=code_arguments(folders))
     answer = {**page.advice_as_json(advice), "device": kind.type, "paths": _paths(directory, advice)}
     write_atomic(directory / ANSWER, json.dumps(answer, indent=1, allow_nan=False) + "\n")
     if advice.plan is not None:
         remark = f"Written by fedglass advise. {page.lead_of(advice)}"
         write_atomic(directory / RECOMMENDED, plan_text(advice.plan, folder, (remark,)))
     page.write_advice(directory, advice, str(directory / RECOMMENDED))
-    output.say("RECOMMENDED" if advice.recommended else "NO SETTING MEETS THE GATE")
+    output.say(page.heading_of(advice).upper())
     for line in (page.lead_of(advice), *page.caveats_of(advice, str(directory / RECOMMENDED)), page.compared(advice)):
         output.say(line)
     output.say(f"Report: {directory / page.REPORT}")

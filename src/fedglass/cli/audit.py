@@ -31,7 +31,7 @@ from fedglass.core.errors import UsageError
 if TYPE_CHECKING:
     from fedglass.audit.audit import AuditResult, Job
     from fedglass.plan.draft import Draft
-    from fedglass.verdict.baseline import FindingBaseline
+    from fedglass.verdict.outcomes import FindingBaseline
 
 EFFORTS = click.Choice(["quick", "standard", "thorough"])
 
@@ -90,7 +90,8 @@ def audit(
 ) -> None:
     """Run the attacks of PLAN and judge what they recovered.
 
-    Exact attacks, the candidate game and the certificate of each message run first and take seconds.
+    Exact attacks, the candidate game and the certificate of each message run first. They take seconds for small
+    networks and few examples, and minutes for thousands of examples; --minutes does not limit them.
 
     PLAN may be the folder of a recorded federation (docs/bundles.md). The audit then chooses the searches itself. It
     stops them when one of them shows a leak, or when their time is over (--minutes, --all).
@@ -116,6 +117,7 @@ def audit(
     Exit codes: 0 CLEAR, 1 LEAK or EXPOSED, 2 wrong command or plan, 3 INCONCLUSIVE or incomplete.
     """
     from fedglass.verdict.directory import RECORDS
+    from fedglass.verdict.outcomes import outcomes_of
 
     baseline = baseline_of(accepted)
     directory = place or Path("audits") / (plan.resolve().name if plan.is_dir() else plan.stem)
@@ -157,8 +159,9 @@ def audit(
         _show_dry_run(job, execution, output)
         return
     result, kind = _perform(job, directory, execution, device, output, baseline)
-    say_baseline(baseline, result.records, job.gate, output)
-    output.answer({**_as_json(result, kind), **baseline_as_json(baseline, result.records, job.gate)})
+    outcomes = outcomes_of(result.records, job.gate)
+    say_baseline(baseline, outcomes, output)
+    output.answer({**_as_json(result, kind), **baseline_as_json(baseline, outcomes)})
     ctx.exit(result.verdict.exit_code)
 
 
@@ -204,6 +207,7 @@ def _perform(
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
     from fedglass.audit.cost import estimated_seconds
+    from fedglass.audit.simulated import Simulated
     from fedglass.cli.progress import Screen, outcome_in_words, say_result
     from fedglass.execution.machine import device_named
 
@@ -223,7 +227,7 @@ def _perform(
             baseline=baseline or baseline_of(None),
         )
     if output.in_words:
-        say_result(result, kind)
+        say_result(result, kind, simulated=any(isinstance(source, Simulated) for source in job.sources))
     return result, kind
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,22 +20,13 @@ if TYPE_CHECKING:
 
     from fedglass.audit.epsilon import Accounted, CanaryScores, EpsilonAudit
     from fedglass.cli.progress import Bars
-    from fedglass.recordings.canaries import CanaryKey
     from fedglass.recordings.format import ArrayFacts
+    from fedglass.recordings.privacy import CanaryKey
     from fedglass.recordings.reader import Bundle
 
 CANARIES = 1000
 SHOWN_CLIENTS = 3
 """Names of clients in the title of an audit."""
-
-
-@dataclass(frozen=True)
-class Stated:
-    """What the owner of a mechanism says of it."""
-
-    declared: float | None
-    gaussian: bool
-    delta: float
 
 
 @click.command(short_help="Bound epsilon from below by canaries, in one run.")
@@ -102,15 +92,14 @@ def epsilon(
     Exit codes: 0 consistent, 1 not as declared, 2 wrong command or plan, 3 too few canaries or nothing declared.
     """
     ctx.with_resource(importable(folders))
-    stated = Stated(declared, gaussian, delta)
     if source.is_dir():
         if canaries is not None:
             raise UsageError("--canaries is for a plan: the canaries of a bundle were inserted when it was recorded.")
-        audits = list(_of_bundle(source, keys, stated))
+        audits = list(_of_bundle(source, keys, declared, gaussian, delta))
     else:
         if keys is not None:
             raise UsageError("--keys is for a bundle: the simulation of a plan draws its own canaries.")
-        audits = list(_of_plan(source, canaries or CANARIES, seed, stated, output))
+        audits = list(_of_plan(source, canaries or CANARIES, seed, declared, gaussian, delta, output))
     _finish(ctx, audits, output)
 
 
@@ -127,8 +116,10 @@ def _finish(ctx: click.Context, audits: list[EpsilonAudit], output: Output) -> N
     ctx.exit(exit_code)
 
 
-def _of_plan(path: Path, canaries: int, seed: int, stated: Stated, output: Output) -> Iterator[EpsilonAudit]:
-    """Yield the audit of each kind of client in the federations of a plan."""
+def _of_plan(
+    path: Path, canaries: int, seed: int, declared: float | None, gaussian: bool, delta: float, output: Output
+) -> Iterator[EpsilonAudit]:
+    """Yield the audit of each kind of client in the federations of a plan; `declared` is what the owner says."""
     from fedglass.audit.epsilon import audited_clients, simulated_epsilon
     from fedglass.audit.simulated import Simulated
     from fedglass.cli.progress import Bars
@@ -154,9 +145,9 @@ def _of_plan(path: Path, canaries: int, seed: int, stated: Stated, output: Outpu
                 client,
                 canaries,
                 seed=seed,
-                delta=stated.delta,
-                declared=stated.declared,
-                gaussian=stated.gaussian,
+                delta=delta,
+                declared=declared,
+                gaussian=gaussian,
                 name=name,
                 progress=show,
             )
@@ -167,11 +158,13 @@ def _show(bars: Bars, task: TaskID, done: int, total: int) -> None:
     bars.bars.update(task, completed=done, total=total)
 
 
-def _of_bundle(folder: Path, keys: Path | None, stated: Stated) -> Iterator[EpsilonAudit]:
+def _of_bundle(
+    folder: Path, keys: Path | None, declared: float | None, gaussian: bool, delta: float
+) -> Iterator[EpsilonAudit]:
     """Yield the audit of each protection in a bundle, over all messages that have it."""
     from fedglass.audit.epsilon import judge_scores, pooled, with_declared
-    from fedglass.recordings.canaries import keys_folder, messages_with_canaries
     from fedglass.recordings.facts import preferred
+    from fedglass.recordings.privacy import keys_folder, messages_with_canaries
     from fedglass.recordings.reader import read_bundle
 
     bundle = read_bundle(folder)
@@ -181,10 +174,10 @@ def _of_bundle(folder: Path, keys: Path | None, stated: Stated) -> Iterator[Epsi
         groups.setdefault(f"{key.unit} {json.dumps(parts)}", []).append((client, index, key))
     for messages in groups.values():
         scores = pooled([_scores(bundle, *message) for message in messages])
-        said = with_declared(_accounted(bundle, *messages[0], stated.delta), stated.declared, stated.gaussian)
+        said = with_declared(_accounted(bundle, *messages[0], delta), declared, gaussian)
         names = sorted({client for client, _, _ in messages})
         count = f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
-        yield judge_scores(f"{some(names, SHOWN_CLIENTS)}, {count}", scores, said, stated.delta)
+        yield judge_scores(f"{some(names, SHOWN_CLIENTS)}, {count}", scores, said, delta)
 
 
 def _scores(bundle: Bundle, client: str, index: int, key: CanaryKey) -> CanaryScores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ class Output:
 
     @property
     def in_words(self) -> bool:
-        """Whether the command prints text on stdout."""
+        """Return whether the command prints text on stdout."""
         return not (self.as_json or self.quiet)
 
     def say(self, text: str) -> None:
@@ -133,6 +134,15 @@ def importable(folders: Sequence[Path]) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+def code_arguments(folders: Sequence[Path]) -> str:
+    """Return the arguments that name these folders in another command.
+
+    >>> code_arguments([Path("."), Path("my code")])
+    " --code . --code 'my code'"
+    """
+    return "".join(f" --code {shlex.quote(str(folder))}" for folder in folders)
 
 
 def announce(plan: Plan, output: Output) -> None:

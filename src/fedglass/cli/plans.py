@@ -16,6 +16,7 @@ from fedglass.cli.options import (
     Output,
     announce,
     announce_named,
+    code_arguments,
     code_option,
     importable,
     model_option,
@@ -81,7 +82,7 @@ def init(
         raise UsageError(f"{path} already exists: choose another name, or --force to overwrite it.") from error
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
-    output.say(f"Wrote {path}. Next: fedglass check {path}")
+    output.say(f"Wrote {path}. Next: fedglass check {path}{code_arguments(folders)}")
     output.answer({"path": str(path)})
 
 
@@ -120,6 +121,7 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
     if no_code and folders:
         raise UsageError("--no-code runs no code, so --code DIR has no effect: leave out one of them.")
     ctx.with_resource(importable(folders))
+    from fedglass.advise.search import describe_search
     from fedglass.audit.audit import threat_model
     from fedglass.audit.cost import describe_time
     from fedglass.execution.fork_server import cores
@@ -136,7 +138,9 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
         sections = check_without_code(parsed, folder)
     else:
         job = compile_plan(parsed, folder, text)
-        sections = [*threat_model(job), ("Time", describe_time(job, cores()))]
+        search = [] if parsed.advise is None else [("Advice", describe_search(parsed))]
+        time = "Time of one audit" if search else "Time"
+        sections = [*search, *threat_model(job), (time, describe_time(job, cores()))]
     if output.in_words:
         show_sections(sections)
         _show_soundness(unchecked, plan)
@@ -245,6 +249,7 @@ VIEWS = [
     _listed("server", "a curious server that sees the update of each client"),
     _listed("aggregate", "a server behind secure aggregation that sees only the aggregate of all clients"),
     _listed("peer", "a curious client that sees the global model before and after a round; it knows its own update"),
+    _listed("malicious_server", "a server that crafts the model it sends, and sees the update of each client to it"),
 ]
 UNREGISTERED: dict[str, Callable[[], list[Listed]]] = {
     "partitions": lambda: PARTITIONS,

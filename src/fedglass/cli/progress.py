@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,8 +25,8 @@ from rich.text import Text
 
 from fedglass.advise.tried import TriedSetting
 from fedglass.audit.audit import AuditResult
-from fedglass.audit.cases import Case
 from fedglass.audit.cost import duration
+from fedglass.audit.target import Case
 from fedglass.cli.options import plain
 from fedglass.core.metric_scale import scale_of
 from fedglass.verdict.collect_doubts import flag as flag_of
@@ -176,17 +175,25 @@ class AdviceScreen(Screen):
     def __init__(self, quiet: bool) -> None:
         super().__init__("cases", outcome_in_words, quiet)
         self.settings: TaskID | None = None
+        self.most_done = 0.0
 
     def setting_started(self, name: str, number: int, most: int) -> None:
         text = plain(f"setting {number} of at most {most}: {name}")
         if self.settings is None:
             self.settings = self.bars.add_task(text, total=most, completed=number - 1)
+        if self.all_cases is not None:
+            self.bars.reset(self.all_cases, total=None)
         self.bars.update(self.settings, description=text, total=most, completed=number - 1)
 
+    def share(self) -> float:
+        """Return the share of the settings that is done, with the part of the one that is audited; it never falls."""
+        task = None if self.settings is None else self.bars.tasks[self.bars.task_ids.index(self.settings)]
+        if task is not None and task.total:
+            self.most_done = max(self.most_done, (task.completed + super().share()) / task.total)
+        return self.most_done
+
     def setting_finished(self, setting: TriedSetting) -> None:
-        remaining = None if self.settings is None else self.bars.tasks[self.settings].time_remaining
-        left = "" if not remaining else f"; about {math.ceil(remaining / 60)} min left"
-        self.line(f"{setting.name}: {setting.state.upper()}, accuracy {setting.accuracy}{left}")
+        self.line(f"{setting.name}: {setting.state.upper()}, accuracy {setting.accuracy}")
         for task in self.training.values():
             self.bars.remove_task(task)
         self.training.clear()
@@ -235,24 +242,27 @@ def _evidence_in_words(record: Record) -> str:
     return "no certificate" if record.kind == "certificate" else "not played"
 
 
-def utility_in_words(records: Sequence[Record]) -> list[str]:
-    """Describe the defences of each federation and the quality of its model, as far as they are known."""
+def utility_in_words(records: Sequence[Record], *, simulated: bool) -> list[str]:
+    """Describe the defences of each federation and the quality of its model, as far as they are known.
+
+    Only a simulated federation can be given test examples.
+    """
     lines = []
     for record in records:
         figures = ", ".join(f"{name} {value:.1%}" for name, value in record.utility.items() if value is not None)
         if figures or record.defences:
-            cost = figures or "not measured, set federation.test_examples"
-            lines.append(f"{' '.join(record.defences or ['No defence.'])} Utility: {cost}.")
+            cost = figures or ("not measured, set federation.test_examples" if simulated else "")
+            lines.append(" ".join([*(record.defences or ["No defence."]), *([f"Utility: {cost}."] if cost else [])]))
     return list(dict.fromkeys(lines))
 
 
-def say_result(result: AuditResult, device: str) -> None:
+def say_result(result: AuditResult, device: str, *, simulated: bool) -> None:
     """Print the verdict, its doubts and the path of the report on stdout."""
     console = Console(highlight=False)
     verdict = result.verdict
     console.print(Text(verdict.title.upper(), style=STYLES[verdict.state]))
     next_step = [f"Next step: {verdict.step}"] if verdict.step else []
-    utility = utility_in_words(result.records)
+    utility = utility_in_words(result.records, simulated=simulated)
     for line in (verdict.sentence, *verdict.by_value, verdict.interval, *verdict.limits, *next_step, *utility):
         console.print(Text(plain(line)), soft_wrap=True)
     gate = result.summary.judged_by()

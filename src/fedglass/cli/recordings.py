@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedglass.cli.options import PATH, Output, output_options
-from fedglass.core.text import EPSILON_MEANING, some
+from fedglass.core.text import EPSILON_MEANING, some, values_by_key
 
 if TYPE_CHECKING:
     from fedglass.recordings.facts import FactSheet
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 NOTHING_TO_AUDIT = 3
 """The exit code for a recording of which no message can be audited."""
 SHOWN_CLIENTS = 10
 """Names of clients in one line."""
 MOST_LETTERS = 300
 """Characters of a recorder's sentence."""
+MOST_LETTERS_OF_A_FACT = 100
+NODE = "node-"
+NODE_IDS = (
+    "Some clients are named by Flower's node ids, which change in every run. Return the metric partition-id with each "
+    "training to name them."
+)
+DEFENCE_UNKNOWN = (
+    "No defence was recorded. Name it in a plan (fedglass init --from), such as recording.defended = "
+    '[{ name = "dpsgd", clip = 1.0, noise_multiplier = 1.0 }], or set recording.defended = false if there is none.'
+)
 PUBLIC = (
     "Give the audit examples like the clients' that no client has, at least 200 of each class (--public DATA): they "
     "show what a guess without the messages reaches, and whether a message names its records."
@@ -84,17 +93,20 @@ def _lines(info: Mapping[str, Any]) -> Iterator[str]:
     rounds = {round_["round"]: round_ for round_ in info["rounds"]}
     yield f"{info['bundle']}: {_count(len(rounds), 'round')}, {_count(len(info['clients']), 'client')}, complete."
     yield from (f"  {line}" for line in _fact_lines(info["facts"]))
-    for line, indices in _group((_round_line(round_), index) for index, round_ in rounds.items()):
+    for line, indices in values_by_key((_round_line(round_), index) for index, round_ in rounds.items()).items():
         yield f"{_round_numbers(indices)}: {line}"
     facts_by_round = (
         ((message["client"], tuple(_fact_lines(message["facts"], ("config", "metrics")))), index)
         for index, round_ in rounds.items()
         for message in round_["messages"]
     )
-    by_client = (((facts, tuple(indices)), client) for (client, facts), indices in _group(facts_by_round))
-    for (facts, rounds_of_facts), clients in _group(by_client):
+    rounds_by_facts = values_by_key(facts_by_round).items()
+    by_client = (((facts, tuple(indices)), client) for (client, facts), indices in rounds_by_facts)
+    for (facts, rounds_of_facts), clients in values_by_key(by_client).items():
         yield f"{_client_names(clients)}, {_round_numbers(rounds_of_facts).lower()}:"
         yield from (f"  {fact}" for fact in facts or ["no facts were recorded"])
+    if any(client.startswith(NODE) for client in info["clients"]):
+        yield NODE_IDS
     yield from _audit_lines(info)
 
 
@@ -106,14 +118,6 @@ def _round_line(round_: Mapping[str, Any]) -> str:
     own_model = f", a model of its own for {_client_names(personalised)}" if personalised else ""
     count = _count(sum(message["received"] for message in messages), "message")
     return f"{' and '.join(models) or 'no global model'}{own_model}, {count}{absent}"
-
-
-def _group(pairs: Iterable[tuple[Key, Value]]) -> Iterable[tuple[Key, list[Value]]]:
-    """Return each key once, with all of its values."""
-    values: dict[Key, list[Value]] = {}
-    for key, value in pairs:
-        values.setdefault(key, []).append(value)
-    return values.items()
 
 
 def _round_numbers(indices: Iterable[int]) -> str:
@@ -148,7 +152,7 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
             yield f"  round {finding['round']}{client}: {finding['words']}"
     if info["epsilons"]:
         yield "Epsilon:"
-        for words, clients in _group((epsilon["words"], epsilon["client"]) for epsilon in info["epsilons"]):
+        for words, clients in values_by_key((e["words"], e["client"]) for e in info["epsilons"]).items():
             yield f"  {_client_names(filter(None, clients)) or 'the federation'}: {words}"
         yield f"  {EPSILON_MEANING}"
     if info["adaptive_clipping"]:
@@ -162,25 +166,34 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
         f"the losses {', '.join(scope['losses'])}."
     )
     reasons = ((("; ".join(found["why"]), found["client"]), found["round"]) for found in info["not_simulated"])
-    for (why, client), indices in _group(reasons):
+    for (why, client), indices in values_by_key(reasons).items():
         yield f"{client}, {_round_numbers(indices).lower()}: the training cannot be simulated, because {why}."
     if info["needed"]:
-        yield f"Missing, and needed for every attack (a plan can give it): {', '.join(info['needed'])}"
+        yield f"Missing: {', '.join(info['needed'])}. No attack runs before a plan gives it in its table [recording]."
     messages = "each client's message" if info["view"] == "server" else "the aggregate alone"
     yield f"An audit looks at {messages} of {_round_numbers(info['looked_at']).lower()}."
     yield from (f"  left out: {reason}" for reason in info["left_out"])
     possible = [attack["name"] for attack in info["attacks"] if attack["possible"]]
-    yield f"Attacks that the facts allow: {', '.join(possible) or 'none'}"
-    for attack in info["attacks"]:
-        if not attack["possible"]:
+    allowing = "other facts allow then" if info["needed"] else "facts allow"
+    yield f"Attacks that the {allowing}: {', '.join(possible) or 'none'}"
+    impossible = [attack for attack in info["attacks"] if not attack["possible"]]
+    without_loss = [attack for attack in impossible if Fact.LOSS.value in attack["missing"]]
+    if without_loss:
+        yield (
+            f"  {_count(len(without_loss), 'attack')} by gradient matching "
+            f"{'lacks' if len(without_loss) == 1 else 'lack'} {Fact.LOSS.words}: name it as training.loss in a plan."
+        )
+    for attack in impossible:
+        if attack not in without_loss:
             yield f"  {attack['name']} lacks {', '.join(fact_words[Fact(fact)] for fact in attack['missing'])}"
+    sheets = [info["facts"], *(message["facts"] for round_ in info["rounds"] for message in round_["messages"])]
+    if not any("defences" in sheet for sheet in sheets):
+        yield DEFENCE_UNKNOWN
     yield PUBLIC
 
 
 def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield each fact with its source; a recorder's sentences, which say what cannot be relied on, are in full."""
-    import json
-
     from fedglass.recordings.facts import RESERVATION_IDS, RESERVATIONS
 
     for name, values in sheet.items():
@@ -189,7 +202,19 @@ def _fact_lines(sheet: FactSheet, without: tuple[str, ...] = ()) -> Iterator[str
                 sentences = value if isinstance(value, list) else [value]
                 yield from (f"the recorder says: {str(sentence)[:MOST_LETTERS]}" for sentence in sentences)
         elif name not in (RESERVATION_IDS, *without):
-            yield f"{name} = " + ", ".join(f"{json.dumps(value)[:100]} ({source})" for source, value in values.items())
+            yield f"{name} = " + ", ".join(f"{_shortened(value)} ({source})" for source, value in values.items())
+
+
+def _shortened(value: object) -> str:
+    """Return a fact in one line; a long list of one number, such as sizes of batches, as how often it stands there.
+
+    >>> _shortened([16, 16]), _shortened([16] * 625)
+    ('[16, 16]', '625 times 16')
+    """
+    if isinstance(value, list) and len(value) > 4 and all(item == value[0] for item in value):
+        return f"{len(value)} times {json.dumps(value[0])}"
+    text = json.dumps(value)
+    return text if len(text) <= MOST_LETTERS_OF_A_FACT else text[:MOST_LETTERS_OF_A_FACT] + "..."
 
 
 def _count(count: int, noun: str) -> str:

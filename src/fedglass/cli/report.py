@@ -11,9 +11,7 @@ import click
 from fedglass.cli.options import PATH, Output, output_options
 
 if TYPE_CHECKING:
-    from fedglass.verdict.baseline import FindingBaseline
-    from fedglass.verdict.gate import Gate
-    from fedglass.verdict.records import Record
+    from fedglass.verdict.outcomes import FindingBaseline, Outcome
 
 baseline_option = click.option(
     "--baseline",
@@ -28,18 +26,15 @@ def baseline_of(path: Path | None) -> FindingBaseline:
     """Return the accepted findings in a file as of today; none without a file."""
     from datetime import UTC, datetime
 
-    from fedglass.verdict.baseline import FindingBaseline, read_baseline
+    from fedglass.verdict.outcomes import FindingBaseline, read_baseline
 
     return FindingBaseline() if path is None else read_baseline(path, datetime.now(UTC).date())
 
 
-def baseline_as_json(baseline: FindingBaseline, records: Sequence[Record], gate: Gate) -> dict[str, object]:
+def baseline_as_json(baseline: FindingBaseline, outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Return the accepted findings, and what accepts nothing, as JSON; empty without a baseline."""
-    from fedglass.verdict.outcomes import outcomes_of
-
     if not baseline.entries:
         return {}
-    outcomes = outcomes_of(records, gate)
     accepted = [
         {"record": o.record.key, "finding": o.kind, "reason": e.reason, "expires": str(e.expires)}
         for o, e in baseline.accepted(outcomes)
@@ -47,26 +42,28 @@ def baseline_as_json(baseline: FindingBaseline, records: Sequence[Record], gate:
     return {"accepted": accepted, "baseline_remarks": baseline.remarks(outcomes)}
 
 
-def say_baseline(baseline: FindingBaseline, records: Sequence[Record], gate: Gate, output: Output) -> None:
+def say_baseline(baseline: FindingBaseline, outcomes: Sequence[Outcome], output: Output) -> None:
     """Print each accepted finding, and each entry that accepts nothing."""
-    from fedglass.verdict.outcomes import outcomes_of
-
-    if baseline.entries:
-        outcomes = outcomes_of(records, gate)
-        for outcome, entry in baseline.accepted(outcomes):
-            output.say(f"Accepted until {entry.expires} ({entry.reason}): {outcome.kind}, {outcome.sentence}")
-        for remark in baseline.remarks(outcomes):
-            output.note(remark)
+    for outcome, entry in baseline.accepted(outcomes):
+        output.say(f"Accepted until {entry.expires} ({entry.reason}): {outcome.kind}, {outcome.sentence}")
+    for remark in baseline.remarks(outcomes):
+        output.note(remark)
 
 
 def note_changed(directory: Path, output: Output, consequence: str) -> None:
-    """Say that records were changed after they were written, if any were."""
+    """Say which records or files were changed or deleted after they were written, if any were."""
     from fedglass.verdict.directory import RECORDS, RecordFile
     from fedglass.verdict.texts import count
 
-    changed = len(RecordFile(directory / RECORDS).changed())
+    file = RecordFile(directory / RECORDS)
+    changed, missing = len(file.changed()), file.missing()
     if changed:
         output.note(f"{directory}: {count(changed, 'record')} changed after the case was run: {consequence}.")
+    if missing:
+        output.note(
+            f"{directory}: {count(len(missing), 'file')} of reconstructions or pictures deleted, such as {missing[0]}. "
+            "The records count without them; delete a line of records.jsonl to run its case again."
+        )
 
 
 TITLES = {"report": "Report", "junit": "JUnit XML", "sarif": "SARIF", "markdown": "Markdown"}
@@ -107,32 +104,31 @@ def report(
       fedglass report out --markdown out/summary.md --baseline accepted.toml
     """
     from fedglass.cli.progress import audit_as_json
-    from fedglass.report.html import judged_by, records_of, write_report
-    from fedglass.report.markdown import write_markdown
-    from fedglass.report.pipelines import write_junit, write_sarif
-    from fedglass.verdict.directory import PLAN
-    from fedglass.verdict.judge import judge
+    from fedglass.report.audit_page import audit_page
+    from fedglass.report.page import write_page
+    from fedglass.report.pipelines import write_junit, write_markdown, write_sarif
+    from fedglass.verdict.directory import PLAN, REPORT
+    from fedglass.verdict.outcomes import read_audit
     from fedglass.verdict.summary import by_attack
 
     baseline = baseline_of(accepted)
     note_changed(directory, output, "they do not count; run the audit again to replace them")
-    written = {"report": write_report(directory, page, baseline, pictures=not without_pictures)}
+    audit = read_audit(directory, baseline)
+    written = {"report": write_page(page or directory / REPORT, audit_page(audit, pictures=not without_pictures))}
     if junit is not None:
-        written["junit"] = write_junit(directory, junit, baseline)
+        written["junit"] = write_junit(audit, junit)
     if sarif is not None:
-        written["sarif"] = write_sarif(directory, sarif, baseline, PLAN if plan is None else _in_repository(plan))
+        written["sarif"] = write_sarif(audit, sarif, PLAN if plan is None else _in_repository(plan))
     if markdown is not None:
-        written["markdown"] = write_markdown(directory, markdown, baseline)
+        written["markdown"] = write_markdown(audit, markdown)
     for name, path in written.items():
         output.say(f"{TITLES[name]}: {path}")
-    records = records_of(directory)
-    gate, missing, _ = judged_by(directory, len(records))
-    say_baseline(baseline, records, gate, output)
+    say_baseline(baseline, audit.outcomes, output)
     if output.as_json:
-        planned = None if missing is None else len(records) + missing
-        verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
-        answer = audit_as_json(verdict, records, planned, gate, by_attack(records, gate))
-        answer |= baseline_as_json(baseline, records, gate)
+        records, gate = audit.records, audit.gate
+        planned = None if audit.missing is None else len(records) + audit.missing
+        answer = audit_as_json(audit.verdict, records, planned, gate, by_attack(records, gate))
+        answer |= baseline_as_json(baseline, audit.outcomes)
         output.answer({**answer, "paths": {name: str(path) for name, path in written.items()}})
 
 

@@ -289,8 +289,8 @@ def _run(
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of, answer_of_plan, measures_in_words, say_before, say_plan, say_table
     from fedglass.execution.machine import device_named
+    from fedglass.reproduce.charts import write_recreation
     from fedglass.reproduce.compare import compare_cells
-    from fedglass.reproduce.page import write_recreation
     from fedglass.reproduce.run import run
 
     shared = device_named("auto").type != "cpu" and any(cell.experiment.probe.accelerated for cell in cells)

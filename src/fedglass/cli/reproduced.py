@@ -17,9 +17,8 @@ from fedglass.cli.reproduce import of_printed
 from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
-from fedglass.reproduce.cost import describe_cost, experiment_seconds
 from fedglass.reproduce.results import Place, Results
-from fedglass.reproduce.run import cases_without_network
+from fedglass.reproduce.run import cases_without_network, describe_cost, experiment_seconds
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
 from fedglass.verdict.records import Record

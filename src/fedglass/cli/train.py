@@ -73,6 +73,18 @@ def _figures(state: ImageModelTraining, images: Dataset) -> dict[str, Any]:
     return {"weights": weights, "steps": state.step, "seconds": state.seconds, "images": len(images)}
 
 
+def _answer(kind: str, state: ImageModelTraining, images: Dataset, place: Path, output: Output) -> None:
+    """Print the figures of a model that draws images, and where it is."""
+    from fedglass.train.image_models import PICTURE
+
+    figures = _figures(state, images)
+    output.say(
+        f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
+        f"minutes) on {len(images)} images of {images.name}; samples in {place / PICTURE}"
+    )
+    output.answer({"kind": kind, **figures, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
+
+
 @click.command("train autoencoder", short_help="Train an autoencoder for attacks that search its codes.")
 @training(usual_minutes=2)
 @output_options
@@ -137,17 +149,11 @@ def train_gan(images: Dataset, course: TrainingOptions, place: Path, kind: str, 
       fedglass train gan npz:public.npz -o sharp --factor 4
     """
     from fedglass.cli.progress import TrainingScreen
-    from fedglass.train.image_models import PICTURE
     from fedglass.train.image_models import train_gan as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
         state = run(images, kind, factor, course, place, screen.moved)
-    figures = _figures(state, images)
-    output.say(
-        f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
-        f"minutes) on {len(images)} images of {images.name}; samples in {place / PICTURE}"
-    )
-    output.answer({"kind": kind, **figures, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
+    _answer(kind, state, images, place, output)
 
 
 @click.command("train diffusion", short_help="Train a diffusion model that refines reconstructed images.")
@@ -178,17 +184,11 @@ def train_diffusion(
       fedglass train diffusion folder:faces --side 64 --size medium --steps 20000 -o faces_ddpm
     """
     from fedglass.cli.progress import TrainingScreen
-    from fedglass.train.image_models import PICTURE
     from fedglass.train.image_models import train_diffusion as run
 
     with TrainingScreen(digits=4, quiet=output.quiet) as screen:
         state = run(images, course, place, screen.moved, kind=kind, size=size, autoencoder=autoencoder)
-    figures = _figures(state, images)
-    output.say(
-        f"{place}: {figures['weights'] / 1e6:.2f} million weights after {state.step} steps ({state.seconds / 60:.1f} "
-        f"minutes) on {len(images)} images of {images.name}; samples in {place / PICTURE}"
-    )
-    output.answer({"kind": kind, **figures, "paths": {"model": str(place), "samples": str(place / PICTURE)}})
+    _answer(kind, state, images, place, output)
 
 
 @click.command(short_help="Train a model and save it at given test accuracies.")

@@ -9,6 +9,10 @@ others (recordings, audit folders) no link is followed: `within` names such a fo
 opened without following links. Without `within` this holds for the file itself.
 
 Windows has neither O_NOFOLLOW nor these modes: there links are followed, and files have the modes of their folder.
+
+JSON and TOML of others are refused with a ValueError where they are too large, too deep or hold no number. Python's own
+parsers take up to thirty times the length of a text as memory, and some take time that grows with the square of it.
+Here a text is refused before that happens.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -25,10 +30,12 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, NoReturn
 
 if sys.platform != "win32":
     import fcntl
@@ -81,8 +88,11 @@ def check_file(path: Path) -> Path:
         return path
 
 
-def write_atomic(path: Path, content: str | bytes, *, within: Path | None = None) -> None:
-    """Replace the content of a file in one step; folders between `within` and the file are made."""
+def write_atomic(path: Path, content: str | bytes, *, within: Path | None = None, durable: bool = True) -> None:
+    """Replace the content of a file in one step; folders between `within` and the file are made.
+
+    A file that is not `durable` may be lost in a power failure; waiting for the disk takes longer than writing it.
+    """
     data = content.encode() if isinstance(content, str) else content
     with _folder_of(path, within, make=True) as folder:
         _remove_leftovers(path.parent, folder)
@@ -92,8 +102,9 @@ def write_atomic(path: Path, content: str | bytes, *, within: Path | None = None
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, _at(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -253,3 +264,91 @@ def _remove(path: Path) -> None:
         return
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+MOST_VALUES = 2**25
+"""Numbers and texts in a JSON text: a gibibyte in memory."""
+MOST_CONTAINERS = 2**22
+"""Lists, tables and keys in it: as much again."""
+MOST_KEY_PARTS = 20
+"""Parts of a dotted TOML key; the time that tomllib takes grows with their square."""
+WIDEST = 2**63
+"""TOML's own range of integers. Python refuses to print those with more than 4,300 digits, also in a message."""
+_STRINGS = re.compile(
+    r'''"""(?:[^"\\]++|\\.|"{1,2}(?!"))*+(?:"{3,5}|.*)'''
+    r"""|'{3}(?:[^']++|'{1,2}(?!'))*+(?:'{3,5}|.*)"""
+    r"""|"(?:[^"\\\n]++|\\[^\n])*+(?:"|.*)"""
+    r"""|'[^'\n]*+(?:'|.*)|\#[^\n]*+""",
+    re.DOTALL,
+)
+"""Strings and comments of TOML; one that does not end reaches to the end of the text, as no parser goes on there."""
+_KEY = re.compile(r"[^=,\n\[\]{}]++")
+"""What may be a dotted key, once strings and comments are out."""
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the content of a JSON text; every text that cannot be read is a ValueError.
+
+    >>> parse_json(b'{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json(b"[NaN]")
+    Traceback (most recent call last):
+    ValueError: NaN is not a number in JSON
+    """
+    check_json_size(*json_size(text))
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def json_size(text: bytes) -> tuple[int, int]:
+    """Return how many commas a JSON text has, and how many signs of lists, tables and keys: at least as many as parsed.
+
+    >>> json_size(b'{"a": [1, 2.5]}')
+    (1, 3)
+    """
+    return text.count(b","), sum(map(text.count, (b"[", b"{", b":")))
+
+
+def check_json_size(values: int, containers: int) -> None:
+    """Refuse what would take more than some gibibytes of memory."""
+    for number, most, noun in (
+        (values, MOST_VALUES, "values"),
+        (containers, MOST_CONTAINERS, "lists, tables and keys"),
+    ):
+        if number > most:
+            raise ValueError(f"it has more than {most:,} {noun}")
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number in JSON")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the content of a TOML text; every text that cannot be read is a ValueError.
+
+    >>> parse_toml("a.b = 1")
+    {'a': {'b': 1}}
+    >>> parse_toml("a = 0x" + 5000 * "f")
+    Traceback (most recent call last):
+    ValueError: it holds an integer of more than 64 bits
+    """
+    if any(key[0].count(".") >= MOST_KEY_PARTS for key in _KEY.finditer(_STRINGS.sub("", text))):
+        raise ValueError(f"it has a key of more than {MOST_KEY_PARTS} parts")
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level: list[Any] = [content]
+    while level:
+        if any(type(value) is int and not -WIDEST <= value < WIDEST for value in level):
+            raise ValueError("it holds an integer of more than 64 bits")
+        level = [entry for value in level for entry in _entries(value)]
+    return content
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -52,6 +52,16 @@ def target_kind(loss: Loss | None) -> TargetKind:
     return TargetKind(getattr(loss, "targets", TargetKind.NUMBERS))
 
 
+def not_ignored(loss: Loss | None, labels: Tensor) -> Tensor:
+    """Return the labels that the loss does not ignore.
+
+    >>> not_ignored(None, torch.tensor([0, 255]))
+    tensor([  0, 255])
+    """
+    ignored = getattr(loss, "ignore_index", None)
+    return labels[labels != ignored] if isinstance(ignored, int) else labels
+
+
 def is_class_labels(targets: Tensor) -> bool:
     """Return whether targets are one class for each example.  # (n,)"""
     return targets.ndim == 1 and not targets.is_floating_point()

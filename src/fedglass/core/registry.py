@@ -26,9 +26,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedglass.core.errors import DataError, ModelError, UsageError, unknown_name
+from fedglass.core.errors import (
+    DataError,
+    ModelError,
+    UsageError,
+    check_allowed,
+    imported,
+    is_importable,
+    refused,
+    unknown_name,
+)
 from fedglass.core.text import cited, docstring, part_in_words, uncited
-from fedglass.core.user_code import check_allowed, imported, is_importable, refused
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -173,7 +181,7 @@ def find(kind: str, name: str) -> Entry:
     if ":" in name:
         value = imported(KINDS[kind].noun, name, KINDS[kind].error)
         return _described(Entry(kind, name, value, "", origin=name))
-    raise unknown_name(KINDS[kind].noun, name, names(kind))
+    raise unknown_name(KINDS[kind].noun, name, names(kind), "name one of your own as package.module:name")
 
 
 def summary_of(kind: str, part: object) -> str:

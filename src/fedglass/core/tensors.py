@@ -188,6 +188,10 @@ NEAR = 1e-6
 1e-16 of these squares, so that every distance is exact to ten digits."""
 
 
+MANY_ROWS = 500
+"""From so many rows on, the time of a pairing matters."""
+
+
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
     """Mean squared difference of every pair, on the CPU, in double precision.  # (n, ...) and (m, ...) -> (n, m)
 
@@ -197,7 +201,8 @@ def squared_distances(first: Tensor, second: Tensor) -> Tensor:
     a, b = first.cpu().double().flatten(1), second.cpu().double().flatten(1)
     squares_a, squares_b = a.square().sum(1), b.square().sum(1)
     if _repeats(squares_a) or _repeats(squares_b):
-        return torch.stack([_to_each(image, b) for image in a])
+        (a, rows), (b, columns) = _distinct(a), _distinct(b)
+        return torch.stack([_to_each(image, b) for image in a])[rows][:, columns]
     squares = squares_a[:, None] + squares_b
     table = (squares - 2 * a @ b.T) / a.shape[1]
     near = table * a.shape[1] < NEAR * squares
@@ -216,10 +221,23 @@ def assign(cost: Tensor) -> Tensor:
     lowest = table.min(1)
     if int((table == lowest.values[:, None]).sum()) == len(table) == len(set(lowest.indices.tolist())):
         return lowest.indices  # each row has one cheapest partner, and no two rows the same
-    rows, columns = scipy.optimize.linear_sum_assignment(table.numpy())
+    if len(table) == table.shape[1] >= MANY_ROWS:  # repeated rows tie, which costs far less time as columns
+        columns, rows = scipy.optimize.linear_sum_assignment(table.numpy().T)
+    else:
+        rows, columns = scipy.optimize.linear_sum_assignment(table.numpy())
     partner = torch.empty(cost.shape[0], dtype=torch.int64)
     partner[torch.as_tensor(rows)] = torch.as_tensor(columns)
     return partner
+
+
+def _distinct(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the images without repetitions, and which of them each image is.  # (n, d) -> (k, d), (n,)"""
+    place: dict[bytes, int] = {}
+    which = torch.tensor([place.setdefault(image.numpy().tobytes(), len(place)) for image in images], dtype=torch.long)
+    if len(place) == len(images):
+        return images, which
+    first = torch.full((len(place),), len(images)).scatter_reduce_(0, which, torch.arange(len(images)), "amin")
+    return images[first], which
 
 
 def _to_each(image: Tensor, candidates: Tensor) -> Tensor:

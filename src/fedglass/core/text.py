@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
-class Note(enum.StrEnum):
-    """Something that happened in the run of an attack and that a report explains; records store the value."""
+# Things that happened in the run of an attack: records store them, and a report explains them.
 
-    NON_FINITE = "non-finite"
-    TAKEN_AS_DISTINCT = "labels taken as distinct"
-    """The message did not tell whether any label occurs twice, so that none was taken to."""
-
+NON_FINITE = "non-finite"
+TAKEN_AS_DISTINCT = "labels taken as distinct"
+"""The message did not tell whether any label occurs twice, so that none was taken to."""
 
 TEST_ACCURACY = "test accuracy"
 """Of the model at the end of a federation, with its defences."""
@@ -39,6 +40,18 @@ def some(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def values_by_key(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return each key once, in the order of its first appearance, with all of its values.
+
+    >>> values_by_key([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    values: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    return values
 
 
 # Parts with their options.

@@ -125,6 +125,23 @@ SAME_STEP = 0.999
 """Cosine from which on the global model's step is taken for one client's update."""
 
 
+# --- Received models (guard.received); measured by tools/measure_received.py, docs/received-models.md ---
+
+PARALLEL_ROWS = 0.8
+"""Cosine from which on rows of a dense layer repeat one direction. Measured: honest 0.66; imprints 0.92 and more, those
+with as much noise as rows 0.57."""
+LONE_UNITS = 0.1
+"""Share of units that fire for one example alone, beyond that under other weights. Measured: honest 0.10, traps in all
+rows 0.16 and more, but for one."""
+CLASS_ROW = 4.0
+"""How many times longer than the median row the longest row of the last layer may be. Measured: 1.5, fishing 6.8."""
+CLASS_BIAS = 2.0
+"""Distance of a class bias from the median of all classes. Measured: 0.55, fishing by biases 10."""
+UNEXPLAINED_CHANGE = 16.0
+"""How many times farther than the median tensor one may move, in units of the own update. Measured: honest 12.7, under
+FedAdam and among clients of unequal size, too; 148 of 160 crafted models beyond it."""
+
+
 def largest_norm(clip: float, slack: float, std: float = 0.0, entries: int = 0) -> float:
     """Return the largest norm of an update that was clipped, with noise of some std on so many entries.
 

@@ -375,7 +375,7 @@ class Film:
     """The epoch at which each image was taken; where that was before, its frame shows the image as taken."""
 
     def caption(self, image: int) -> str:
-        """What is seen of an image, in words."""
+        """Return in words how an image is seen."""
         return f"epochs {', '.join(map(str, self.epochs))} of the refinement; epoch {self.chosen[image]} was taken"
 
     def beside(self, still: Tensor) -> Film:
@@ -386,7 +386,7 @@ class Film:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Whose updates are supposed to have got through the server's rule."""
+    """The clients whose updates are supposed to have got through the server's rule."""
 
     others: tuple[int, ...]
     """The others by their positions; where their labels are not told, any of that size."""

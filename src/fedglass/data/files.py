@@ -25,6 +25,9 @@ MAX_BYTES = 1 << 30
 MAX_VALUES = 1 << 28
 """Pixel values in one dataset: 1 GiB as float32, more than all of CIFAR."""
 
+VOID = 255
+"""The label of pixels without a class in a mask; `ignore_index = 255` leaves them out of the loss."""
+
 _GZIP = b"\x1f\x8b"
 
 
@@ -120,7 +123,7 @@ def image_tensor(path: Path, array: Array) -> Tensor:
     placed = _channels_first(path, array)
     if placed.dtype != np.uint8 and placed.dtype.kind != "f":
         raise DataError(f"{path}: images must be uint8, or floats in [0, 1], got {placed.dtype}.")
-    images = torch.from_numpy(np.array(placed)).float()
+    images = torch.from_numpy(placed if placed.flags.writeable else np.array(placed)).float()
     scaled = images.div_(255) if placed.dtype == np.uint8 else images
     check_images(str(path), scaled)
     return scaled
@@ -173,10 +176,15 @@ def target_tensor(path: Path, array: Array) -> Tensor:
 
 
 def class_count(path: Path, labels: Tensor) -> int:
-    """Return the highest label plus one, for data without a number of classes; of numbers their columns."""
+    """Return the highest label plus one, for data without a number of classes; of numbers their columns.
+
+    In masks 255 is the void between the classes, as in PASCAL VOC, unless 254 is a class.
+    """
     if labels.is_floating_point():
         return labels.shape[1]
-    classes = int(labels.max()) + 1
+    has_void = labels.ndim == 3 and int(labels.max()) == VOID and not bool((labels == VOID - 1).any())
+    used = labels[labels != VOID] if has_void else labels
+    classes = (int(used.max()) if len(used) else 0) + 1
     if classes > MAX_CLASSES:
         raise DataError(
             f"{path}: the label {classes - 1} would mean {classes} classes, at most {MAX_CLASSES} are read: "

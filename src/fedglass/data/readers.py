@@ -1,4 +1,4 @@
-"""Readers of data sets of others: npz archives, idx files of MNIST, json files of LEAF, and folders of pictures."""
+"""Readers of data sets of others: npz archives, idx files of MNIST, and json files of LEAF."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import ast
 import math
 import re
 import struct
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedglass.core.errors import DataError
-from fedglass.core.files import follow_links, open_file
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import follow_links, open_file, parse_json
 from fedglass.core.registry import register
-from fedglass.data.builtin import CHARACTERS
+from fedglass.data.catalogue import CHARACTERS
 from fedglass.data.dataset import FEMNIST, Dataset, check_images, measured
 from fedglass.data.files import (
     MAX_BYTES,
+    MAX_CLASSES,
     Array,
     check_values,
     class_count,
@@ -46,6 +44,8 @@ TARGETS = "targets"
 """The array that may have the targets of any loss."""
 _WRITERS = ("client_id", "writers", "writer", "user_id")
 _MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 10_000
+_PIECE = 1 << 20
 _NUMBERS_OR_TEXT = re.compile(r"[<>|=]?([bui][1248]|f[248]|U\d{1,4})")
 _BROKEN_ZIP = (
     zipfile.BadZipFile,
@@ -70,6 +70,8 @@ def read_npz(path: Path, split: str = "train") -> Dataset:
     texts = arrays.get("class_names")
     if texts is not None and (texts.ndim != 1 or texts.dtype.kind != "U"):
         raise DataError(f"{path}: class_names must be text of shape (classes,), got {texts.dtype}.")
+    if texts is not None and len(texts) > MAX_CLASSES:
+        raise DataError(f"{path}: class_names has {len(texts)} names, at most {MAX_CLASSES} are read: leave it out.")
     class_names = None if texts is None else tuple(map(str, texts))
     return Dataset(
         name=path.stem,
@@ -104,7 +106,9 @@ def _arrays(path: Path, split: str) -> dict[str, Array]:
             writers = _member_for(held, _WRITERS, split)
             keys |= {"writers": writers} if writers else {}
             keys |= {"class_names": "class_names"} if "class_names" in held else {}
-            return {ours: _npy(path, key, _member(path, archive, key)) for ours, key in keys.items()}
+            members = {ours: _announced(path, archive, key) for ours, key in keys.items()}
+            _check_together(path, members)
+            return {ours: _values(archive, member) for ours, member in members.items()}
     except _BROKEN_ZIP as error:
         raise DataError(f"{path}: not a readable npz file ({error}): it is missing, truncated or corrupt.") from None
 
@@ -118,32 +122,85 @@ def _member_for(held: Sequence[str], names: Sequence[str], split: str) -> str | 
 def _key(path: Path, held: Sequence[str], names: Sequence[str], split: str) -> str:
     key = _member_for(held, names, split)
     if key is None:
+        shown = ["".join(c if c.isprintable() else "?" for c in name[:40]) for name in held[:10]]
         raise DataError(
             f"{path}: expected an array named {names[0]!r} or '{split}_{names[0]}' for the {split} split, "
-            f"found {', '.join(held[:10]) or 'nothing'}: rename it."
+            f"found {', '.join(shown) or 'nothing'}: rename it."
         )
     return key
 
 
-def _member(path: Path, archive: zipfile.ZipFile, key: str) -> bytes:
+@dataclass(frozen=True)
+class _Member:
+    """An array of an archive, as its header announces it."""
+
+    key: str
+    info: zipfile.ZipInfo
+    dtype: np.dtype[np.generic]
+    fortran: bool
+    shape: tuple[int, ...]
+    start: int
+    """The length of its header."""
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
+
+
+def _announced(path: Path, archive: zipfile.ZipFile, key: str) -> _Member:
+    """Read the header of an array; only plain numbers and text pass, so that nothing is ever unpickled."""
     info = archive.getinfo(key + ".npy")
-    # The zip directory's size is a promise that zipfile enforces: it never unpacks more than that.
-    if info.file_size > MAX_BYTES:
-        raise DataError(f"{path}: {key} unpacks to {info.file_size} bytes, at most {MAX_BYTES} are read.")
     # numpy writes no other kind, and the other decoders have failures of their own.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{path}: {key} is packed with an unusual method: save it with numpy.savez.")
-    return archive.read(info)
+    with archive.open(info) as file:
+        dtype, fortran, shape, start = _header(path, key, file.read(_LONGEST_HEADER))
+    return _Member(key, info, dtype, fortran, shape, start)
 
 
-def _npy(path: Path, key: str, raw: bytes) -> Array:
-    """One array; only plain numbers and text pass, so that nothing is ever unpickled."""
-    dtype, fortran, shape, start = _header(path, key, raw)
-    check_values(path, shape)
-    if len(raw) - start != math.prod(shape) * dtype.itemsize:
-        raise DataError(f"{path}: {key} is {len(raw) - start} bytes long, its header announces {shape} {dtype}.")
-    flat = np.frombuffer(raw, dtype, offset=start)
-    return flat.reshape(shape, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)
+def _check_together(path: Path, members: Mapping[str, _Member]) -> None:
+    """Refuse arrays that are too large together, or do not fit each other, by what they announce."""
+    unpacked = memory = 0
+    for ours, member in members.items():
+        # The zip directory's size is a promise that zipfile enforces: it never unpacks more than that.
+        unpacked += member.info.file_size
+        if unpacked > MAX_BYTES:
+            raise DataError(
+                f"{path}: {member.key} unpacks to {member.info.file_size} bytes, at most {MAX_BYTES} are read of all "
+                "arrays together: keep a part of them."
+            )
+        check_values(path, member.shape)
+        memory += member.values if ours == "images" else 2 * member.values  # labels become int64, images float32
+        length = member.info.file_size - member.start
+        if length != member.values * member.dtype.itemsize:
+            raise DataError(
+                f"{path}: {member.key} is {length} bytes long, its header announces {member.shape} {member.dtype}."
+            )
+    check_values(path, (memory,))
+    images = members["images"]
+    for ours, member in members.items():
+        if images.shape and member.shape and ours != "class_names" and member.shape[0] != images.shape[0]:
+            raise DataError(
+                f"{path}: expected an entry for each of {images.shape[0]} images, got {member.shape[0]} {member.key}: "
+                "save arrays of one length."
+            )
+
+
+def _values(archive: zipfile.ZipFile, member: _Member) -> Array:
+    """Read an array in pieces into its place."""
+    raw = np.empty(member.values * member.dtype.itemsize, np.uint8)
+    with archive.open(member.info) as file:
+        file.read(member.start)
+        for place in range(0, len(raw), _PIECE):
+            piece = raw[place : place + _PIECE]
+            data = file.read(len(piece))
+            if len(data) != len(piece):
+                raise EOFError(f"{member.key} ends too early")
+            piece[:] = np.frombuffer(data, np.uint8)
+        file.read(1)  # the end, where zipfile compares the checksum
+    flat = np.frombuffer(raw, member.dtype)
+    native = flat.reshape(member.shape, order="F" if member.fortran else "C")
+    return native.astype(member.dtype.newbyteorder("="), copy=False)
 
 
 def _header(path: Path, key: str, raw: bytes) -> tuple[np.dtype[np.generic], bool, tuple[int, ...], int]:
@@ -151,7 +208,7 @@ def _header(path: Path, key: str, raw: bytes) -> tuple[np.dtype[np.generic], boo
         raise DataError(f"{path}: {key} is not an array (wrong magic bytes).")
     wide = 4 if raw[6] > 1 else 2
     start = 8 + wide + int.from_bytes(raw[8 : 8 + wide], "little")
-    text = raw[8 + wide : min(start, 10_000)].decode("latin-1")
+    text = raw[8 + wide : min(start, _LONGEST_HEADER)].decode("latin-1")
     try:
         header = ast.literal_eval(text.strip())
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
@@ -233,6 +290,7 @@ def _partner(images: Path) -> Path:
 
 
 _MOST = 256 << 20  # LEAF writes FEMNIST in files of about half of this; parsed, json takes many times its length
+_MOST_USERS = 100_000
 
 
 @register(
@@ -246,8 +304,7 @@ def read_leaf(path: Path, split: str = "train") -> Dataset:
 
     28x28 images with labels below 62 are taken for FEMNIST, with its class names and its whitening.
     """
-    files = _files(path, split)
-    pages = [page for file in files for page in _pages(file)]
+    pages = _all_pages(path, _files(path, split))
     users = list(dict.fromkeys(user for user, _, _ in pages))
     number = {user: i for i, user in enumerate(users)}
     images = _images(path, [x for _, x, _ in pages])
@@ -276,19 +333,36 @@ def _files(path: Path, split: str) -> list[Path]:
     return files
 
 
-def _pages(path: Path) -> list[tuple[str, Array, Tensor]]:
-    """Each user of one file with pixels (n, d) and labels (n,)."""
+def _all_pages(path: Path, files: Sequence[Path]) -> list[tuple[str, Tensor, Tensor]]:
+    """Read the users of all files, which have limits together as each file has."""
+    pages, length, values = list[tuple[str, Tensor, Tensor]](), 0, 0
+    for file in files:
+        text = contents(file, _MOST)
+        length += len(text)
+        if length > MAX_BYTES:
+            raise DataError(f"{path}: its files hold more than {MAX_BYTES} bytes together: keep some of them.")
+        for page in _pages(file, text):
+            pages.append(page)
+            values += page[1].numel()
+            check_values(path, (values,))
+            if len(pages) > _MOST_USERS:
+                raise DataError(f"{path}: holds more than {_MOST_USERS} users: keep some of them.")
+    return pages
+
+
+def _pages(path: Path, text: bytes) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Return each user of one file with pixels (n, d) and labels (n,)."""
     try:
-        table = parse_json(contents(path, _MOST))
+        table = parse_json(text)
     except ValueError as error:
         raise DataError(f"{path}: not readable as json ({error}): it is truncated, corrupt or too large.") from None
     data = table.get("user_data") if isinstance(table, dict) else None
     if not isinstance(data, dict) or not data:
         raise DataError(f"{path}: expected LEAF's 'user_data' with an entry per user, found none.")
-    return [_page(path, user, entry) for user, entry in data.items()]
+    return (_page(path, user, entry) for user, entry in data.items())
 
 
-def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
+def _page(path: Path, user: str, entry: object) -> tuple[str, Tensor, Tensor]:
     x, y = (entry.get("x"), entry.get("y")) if isinstance(entry, dict) else (None, None)
     try:
         # Texts would become an array as wide as the longest.
@@ -298,132 +372,22 @@ def _page(path: Path, user: str, entry: object) -> tuple[str, Array, Tensor]:
         pixels, labels = np.zeros(0), np.zeros(0)
     if pixels.ndim != 2 or pixels.size == 0 or len(pixels) != len(np.atleast_1d(labels)):
         raise DataError(
-            f"{path}: user {user!r} must have 'x' as equally long rows of pixels and 'y' with a label for each row."
+            f"{path}: user {user[:40]!r} must have 'x' as equally long rows of pixels and 'y' with a label for each "
+            "row."
         )
-    return user, pixels, label_tensor(path, labels, f"labels of user {user!r}")
+    return user, torch.from_numpy(pixels).float(), label_tensor(path, labels, f"labels of user {user[:40]!r}")
 
 
 def _listed(label: object) -> Sequence[object]:
     return label if isinstance(label, list) else (label,)
 
 
-def _images(path: Path, pages: list[Array]) -> Tensor:
+def _images(path: Path, pages: list[Tensor]) -> Tensor:
     lengths = {x.shape[1] for x in pages}
     length = min(lengths)
     side = math.isqrt(length)
     if len(lengths) > 1 or side * side != length:
         raise DataError(f"{path}: expected grey square images, 784 pixels in FEMNIST, got rows of {lengths}.")
-    check_values(path, (sum(len(x) for x in pages), length))
-    images = torch.cat([torch.from_numpy(x).float() for x in pages]).view(-1, 1, side, side)
+    images = torch.cat(pages).view(-1, 1, side, side)
     check_images(str(path), images)
     return images
-
-
-_SUFFIXES = (".png", ".jpg", ".jpeg")
-_MOST_FILES = 100_000
-_MOST_PIXELS = 1 << 26
-"""In one picture, before it is unpacked: a few kilobytes of PNG can announce gigapixels."""
-
-_GREY = ("1", "L")
-_COLOUR = ("LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-
-
-@register("datasets", "folder", summary="PNG and JPEG pictures in one subfolder per class")
-def read_folder(path: Path, split: str = "train", size: int | None = None) -> Dataset:
-    """Read the pictures of each class's subfolder; with `size` cut to their central square and reduced to it.
-
-    All pictures are grey if every one of them is, else RGB. Without `size` all must have the same size.
-    """
-    root = path / split if (path / split).is_dir() else path
-    classes = _classes(root)
-    files = [(file, label) for label, (_, held) in enumerate(classes) for file in held]
-    grey, height, width = _survey([file for file, _ in files], size)
-    check_values(root, (len(files), 1 if grey else 3, height, width))
-    pixels = np.stack([_pixels(file, grey, size) for file, _ in files])
-    images = image_tensor(root, pixels)
-    return Dataset(
-        name=path.name,
-        images=images,
-        labels=torch.tensor([label for _, label in files]),
-        classes=len(classes),
-        whitening=measured(images),
-        class_names=tuple(name for name, _ in classes),
-        credit=f"Pictures of the folder {path.name}.",
-    )
-
-
-def read_picture(file: Path, size: int | None) -> Tensor:
-    """Read one picture in colour, pixels in [0, 1]; with `size` its central square reduced to it.  # (3, h, w)"""
-    with _picture(file) as picture:
-        check_values(file, (3, picture.height, picture.width))
-    return image_tensor(file, _pixels(file, False, size)[None])[0]
-
-
-def _classes(root: Path) -> list[tuple[str, list[Path]]]:
-    """Return every subfolder with its pictures, in the order of their names."""
-    try:
-        folders = sorted(p for p in root.iterdir() if p.is_dir())
-        held = [(p.name, sorted(f for f in p.iterdir() if f.suffix.lower() in _SUFFIXES)) for p in folders]
-    except OSError as error:
-        raise DataError(f"{root}: cannot be read ({error.strerror or error}).") from None
-    classes = [(name, files) for name, files in held if files]
-    count = sum(len(files) for _, files in classes)
-    if not 1 <= count <= _MOST_FILES:
-        raise DataError(
-            f"{root}: expected 1 to {_MOST_FILES} PNG or JPEG pictures in subfolders, one per class, got {count}."
-        )
-    return classes
-
-
-def _survey(files: list[Path], size: int | None) -> tuple[bool, int, int]:
-    """Return whether all are grey, and their height and width, from the headers alone."""
-    if size is not None and size < 1:
-        raise DataError(f"size must be at least 1 pixel, got {size}.")
-    grey, sizes = True, dict[tuple[int, int], Path]()
-    for file in files:
-        with _picture(file) as picture:
-            grey = grey and picture.mode in _GREY
-            sizes.setdefault(picture.size, file)
-    if size is not None:
-        return grey, size, size
-    if len(sizes) > 1:
-        (one, first), (other, second) = list(sizes.items())[:2]
-        raise DataError(
-            f"{second}: is {other[0]}x{other[1]} pixels and {first.name} is {one[0]}x{one[1]}: set size "
-            "to bring all pictures to one."
-        )
-    width, height = next(iter(sizes))
-    return grey, height, width
-
-
-def _pixels(file: Path, grey: bool, size: int | None) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    with _picture(file) as picture:
-        plain = picture.convert("L" if grey else "RGB")
-        if size is not None:
-            side = min(plain.size)
-            left, top = (plain.width - side) // 2, (plain.height - side) // 2
-            square = plain.crop((left, top, left + side, top + side))
-            plain = square.resize((size, size), Image.Resampling.BILINEAR)
-        return np.array(plain, dtype=np.uint8)
-
-
-@contextmanager
-def _picture(file: Path) -> Iterator[Image.Image]:
-    """Open a picture after a check of its announced size; every way of being broken is a DataError."""
-    try:
-        with warnings.catch_warnings():
-            # Our own limit is lower than the one that Pillow warns at.
-            warnings.simplefilter("ignore")
-            with open_file(follow_links(file)) as raw, Image.open(raw, formats=("PNG", "JPEG")) as picture:
-                if picture.width * picture.height > _MOST_PIXELS:
-                    raise DataError(
-                        f"{file}: announces {picture.width}x{picture.height} pixels, at most {_MOST_PIXELS} are "
-                        "unpacked: reduce it first."
-                    )
-                if picture.mode not in (*_GREY, *_COLOUR):
-                    raise DataError(f"{file}: pixels must be 8 bits deep, got mode {picture.mode}: convert it first.")
-                yield picture
-    except Image.DecompressionBombError:
-        raise DataError(f"{file}: announces more than {_MOST_PIXELS} pixels: reduce it first.") from None
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
-        raise DataError(f"{file}: not a readable PNG or JPEG picture ({error}): truncated or corrupt?") from None

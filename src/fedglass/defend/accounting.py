@@ -1,8 +1,9 @@
 """Privacy budget of differentially private training: (epsilon, delta) by several accountants, which disagree.
 
 All accountants take one mechanism: the Gaussian mechanism on Poisson samples, in which each example takes part
-independently. Training on slices of a shuffled epoch is customarily accounted for in the same way, although its exact
-budget differs. The RDP and PRV accountants are those of Opacus, an optional package that is imported on first use.
+independently. Training on slices of a shuffled epoch is customarily accounted for in the same way, as if sampling
+amplified its privacy. That is no bound: an example is in one slice of every epoch, and is accounted for so here. The
+RDP and PRV accountants are those of Opacus, an optional package that is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedglass.bounds.mechanisms import pld_installed, poisson_epsilon
 from fedglass.bounds.success import combine_mu, gdp_delta, gdp_epsilon
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
-from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.dpsgd import DPSGD, PoissonDPSGD
 from fedglass.defend.per_example import check_at_least_zero, check_closed_share, check_positive
 
 ORDERS = (
@@ -82,13 +83,18 @@ class Budget:
 
 
 def client_mechanism(defence: DPSGD, training: Training, examples: int, rounds: int = 1) -> Mechanism:
-    """Return the mechanism of a client that trains with DP-SGD.
+    """Return the mechanism of a client that trains with DP-SGD, for each of its examples.
+
+    An example is in one slice of every shuffled epoch: such batches do not amplify privacy, Poisson samples of all
+    examples do.
 
     >>> client_mechanism(DPSGD(clip=1.0, noise_multiplier=2.0), Training(lr=0.1, epochs=3, batch_size=10), 50)
-    Mechanism(noise_multiplier=2.0, sample_rate=0.2, steps=15)
+    Mechanism(noise_multiplier=2.0, sample_rate=1.0, steps=3)
     """
-    size = examples if training.batch_size is None else min(training.batch_size, examples)
-    return Mechanism(defence.noise_multiplier, size / examples, training.local_steps(examples) * rounds)
+    if isinstance(defence, PoissonDPSGD) and (training.batch_size or examples) >= examples:
+        steps = training.local_steps(examples)
+        return Mechanism(defence.noise_multiplier, defence.sample_rate, steps * rounds)
+    return Mechanism(defence.noise_multiplier, 1.0, training.passes(examples) * rounds)
 
 
 def budgets(mechanism: Mechanism, delta: float) -> tuple[Budget, ...]:
@@ -120,12 +126,11 @@ def composed_epsilon(runs: Sequence[Mechanism], delta: float) -> float | None:
         return math.inf
     if all(run.sample_rate == 1 for run in runs):
         return gdp_epsilon(combine_mu([math.sqrt(run.steps) / run.noise_multiplier for run in runs]), delta)
-    if opacus_installed():
-        return rdp_epsilon(runs, delta)
+    bounds = [rdp_epsilon(runs, delta)] if opacus_installed() else []
     rates = {(run.sample_rate, run.noise_multiplier) for run in runs}
-    if len(rates) > 1 or not pld_installed():
-        return None
-    return poisson_epsilon(*rates.pop(), sum(run.steps for run in runs), delta)
+    if len(rates) == 1 and pld_installed():
+        bounds.append(poisson_epsilon(*rates.pop(), sum(run.steps for run in runs), delta))
+    return min(bounds, default=None)
 
 
 def rdp_epsilon(mechanism: Mechanism | Sequence[Mechanism], delta: float) -> float:

@@ -21,13 +21,13 @@ from fedglass.core.identity import LATER
 from fedglass.core.registry import register
 from fedglass.defend.noise import ABADI, normal
 from fedglass.defend.per_example import (
+    Strength,
     check_at_least_zero,
     check_closed_share,
     check_positive,
     example_gradients,
     noise_source,
 )
-from fedglass.defend.strength import Strength
 from fedglass.fl.local import Step
 
 

@@ -19,13 +19,13 @@ from fedglass.core.registry import register
 from fedglass.core.tensors import Update
 from fedglass.defend.noise import GaussianNoise, laplace, normal
 from fedglass.defend.per_example import (
+    Strength,
     check_at_least_zero,
     check_closed_share,
     check_percentage,
     check_positive,
     check_share,
 )
-from fedglass.defend.strength import Strength
 from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 
 SHOKRI = (

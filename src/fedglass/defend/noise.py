@@ -16,8 +16,13 @@ from torch import Tensor
 from fedglass.core.registry import register
 from fedglass.core.tensors import Update
 from fedglass.core.text import DLFA
-from fedglass.defend.per_example import AdditiveNoise, check_at_least_zero, check_positive, register_gradient_forms
-from fedglass.defend.strength import Strength
+from fedglass.defend.per_example import (
+    AdditiveNoise,
+    Strength,
+    check_at_least_zero,
+    check_positive,
+    register_gradient_forms,
+)
 from fedglass.fl.release import Outgoing
 
 ABADI = (

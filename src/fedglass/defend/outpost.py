@@ -23,9 +23,8 @@ from torch import Tensor
 
 from fedglass.core.registry import register
 from fedglass.defend.noise import normal
-from fedglass.defend.per_example import check_at_least_zero, check_closed_share, check_share, noise_source
+from fedglass.defend.per_example import Strength, check_at_least_zero, check_closed_share, check_share, noise_source
 from fedglass.defend.pruning import count_of, lowest, pruned
-from fedglass.defend.strength import Strength
 from fedglass.fl.local import MeanGradient, Step
 
 PAPER = (

@@ -3,6 +3,8 @@
 `example_gradients` computes these gradients in chunks. `PerExample` applies any release to each of them, and
 `SameEachEpoch` repeats the random numbers of a step in every epoch. `register_gradient_forms` registers both forms of
 a release, under the names `<release>_per_example` and `<release>_released`.
+
+The strength of a defence: the option that says how much it protects, and the values that are worth a try.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def check_closed_share(owner: object, name: str) -> None:
 
 def check_percentage(owner: object, name: str) -> None:
     """Check that the field is a percentage in [0, 100]."""
-    hint = "NVFlare sends the update unfiltered otherwise"
+    hint = "choose a percentage, since NVFlare sends the update unfiltered otherwise"
     _check_number(owner, name, lambda value: 0 <= value <= 100, "in [0, 100]", hint)
 
 
@@ -205,3 +207,39 @@ def register_gradient_forms(name: str, summary: str) -> Callable[[type[T]], type
         return release
 
     return registered
+
+
+@dataclass(frozen=True)
+class Strength:
+    """The option of a defence that is its strength, with a usual range; a defence names it as its attribute `strength`.
+
+    Values are spread evenly in the logarithm of their distance from `origin`: 0 for noise and norms, where factors
+    count, and 1 for shares of removed entries, where what is left counts.
+
+    >>> Strength("std", 0.01, 1.0).at(0.5), Strength("share", 0.5, 0.995, origin=1).at(0.5)
+    (0.1, 0.95)
+    """
+
+    option: str
+    weakest: float
+    strongest: float
+    origin: float = 0.0
+
+    def __post_init__(self) -> None:
+        ratio = (self.strongest - self.origin) / ((self.weakest - self.origin) or math.nan)
+        if not (0 < ratio < math.inf and ratio != 1):
+            raise UsageError(
+                f"{self.option} must go from its weakest to its strongest value on one side of {self.origin:g}, got "
+                f"{self.weakest:g} and {self.strongest:g}: give two different values."
+            )
+
+    def at(self, position: float) -> float:
+        """Return the value at a position from 0 (weakest) to 1 (strongest), with three digits of its distance."""
+        first, last = self.weakest - self.origin, self.strongest - self.origin
+        distance = first * (last / first) ** position
+        return round(self.origin + float(f"{distance:.3g}"), 12)
+
+    def position(self, value: float) -> float:
+        """Return the position of a value."""
+        first, last = self.weakest - self.origin, self.strongest - self.origin
+        return math.log((value - self.origin) / first) / math.log(last / first)

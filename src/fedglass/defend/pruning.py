@@ -28,13 +28,13 @@ from fedglass.core.tensors import Update, flatten, kth_smallest, unflatten
 from fedglass.core.text import DLFA, DLG
 from fedglass.defend.noise import uniform
 from fedglass.defend.per_example import (
+    Strength,
     check_positive,
     check_share,
     example_gradients,
     refuse_batch_statistics,
     register_gradient_forms,
 )
-from fedglass.defend.strength import Strength
 from fedglass.fl.local import MeanGradient, Step
 from fedglass.fl.release import Outgoing, limits_of_zeros, smallest_kept
 

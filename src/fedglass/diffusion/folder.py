@@ -22,8 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError
-from fedglass.core.files import follow_links, make_folder, open_file, read_file, write_atomic
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import follow_links, make_folder, open_file, parse_json, read_file, write_atomic
 from fedglass.core.registry import built_in
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
-from fedglass.models.shared_layers import Shape
+from fedglass.models.network import Shape
 from fedglass.models.vit import Attention
 
 T = TypeVar("T", bound=nn.Module)

@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -72,19 +71,6 @@ def embedded() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in _HERE.iterdir() if path.is_dir())) if _HERE.is_dir() else ()
 
 
-class Model(Protocol):
-    """A diffusion model as a value."""
-
-    @property
-    def title(self) -> str: ...
-
-    def load(self) -> Denoiser: ...
-
-    def untrained(self) -> Model:
-        """The same network with random weights."""
-        ...
-
-
 @dataclass(frozen=True)
 class Stored:
     """A folder's model, or an embedded one, with a digest of what it held when it was named."""
@@ -122,6 +108,10 @@ class Untrained:
 
     def untrained(self) -> Untrained:
         return self
+
+
+Model = Stored | Untrained
+"""A diffusion model as a value."""
 
 
 def stored(name: str) -> Stored:

@@ -13,7 +13,7 @@ from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss
 from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.models.frozen import can_be_fixed, unmoved, with_fixed
+from fedglass.models.names import can_be_fixed, unmoved, with_fixed
 
 MEAN_RULE = "WeightedMean()"
 """Identifier of the mean by numbers of examples in `Terms.rule`; saved transcripts contain it."""

@@ -33,8 +33,8 @@ from fedglass.federation.truth import Truths
 from fedglass.fl.loss.losses import UnknownLoss
 
 T = TypeVar("T")
-Standpoint = Literal["server", "aggregate", "peer"]
-"""The adversary's place: at the server, at the server behind secure aggregation, or among the clients."""
+Standpoint = Literal["server", "aggregate", "peer", "malicious_server"]
+"""The adversary's place: at the server, behind secure aggregation, among the clients, or where models are crafted."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +269,33 @@ class ServerView:
 
     def label(self, naming: Naming = COUNTED) -> ViewLabel:
         return "server", f"server, {naming.client(self.client)}"
+
+
+@dataclass(frozen=True)
+class MaliciousServerView:
+    """The server that sent a crafted model, and sees the update of one client to it."""
+
+    client: int = 0
+    round: int = 0
+
+    def rounds(self) -> tuple[int, ...]:
+        return (self.round,)
+
+    def check(self, participants: ParticipantsByRound) -> None:
+        self._server.check(participants)
+
+    def see(self, transcript: Transcript, knows: Knows, truths: Truths | None) -> ViewResult:
+        return self._server.see(transcript, knows, truths)
+
+    def describe(self, naming: Naming = COUNTED) -> str:
+        return f"the server sends a crafted model; {self._server.describe(naming)}"
+
+    def label(self, naming: Naming = COUNTED) -> ViewLabel:
+        return "malicious_server", f"malicious {self._server.label(naming)[1]}"
+
+    @property
+    def _server(self) -> ServerView:
+        return ServerView(self.client, self.round)
 
 
 # A server behind secure aggregation.

@@ -7,6 +7,7 @@ cannot be checked.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -17,25 +18,32 @@ from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.guard.guard import Guard
+from fedglass.guard.message import count, figure
 from fedglass.guard.report import REFUSED, GuardCounts, GuardMemory, GuardReport, Reason
 from fedglass.recorders.hooks import TrainingReader
 
 CODE = 6
 """Flower's number for a mod whose precondition failed."""
-METRICS = ("num-examples", "num_examples", "train_loss", "loss", "eval_loss", "eval_acc", "accuracy")
+COUNTS = ("num-examples", "num_examples")
+"""Names of the number of examples, which the guard writes itself where it saw the training."""
+METRICS = (*COUNTS, "train_loss", "loss", "eval_loss", "eval_acc", "accuracy")
 """Figures that may leave together with an update."""
+METRIC_RECORD = "metrics"
+"""The name of the record of figures."""
 STATE = "fedglass.guard."
 """The prefix of entries in the client's context, which stays on the client."""
+KEPT = ("before", "sent", "draft", "accepted", "moved")
+"""Fields of the guard's memory that are kept there as arrays."""
 
 CallNext = Callable[[Message, Context], Message]
 Others = Callable[[Context], Tensor]
 
 
 class GuardMod:
-    """Sends the model's arrays if the guard clears them, and allowed figures; never raises.
+    """Sends the guard's message if the guard clears the update, and allowed figures; never raises but an interrupt.
 
     Replies to `train` are checked by the guard. Replies to `evaluate` may hold only allowed figures. All other replies
-    are refused. The reply is rebuilt from what was checked: anything else that an app put into it stays on the client.
+    are refused. The reply is built anew: nothing that an app put into it leaves, but for rounded figures.
 
     Args:
         metrics: The names of allowed figures.
@@ -57,66 +65,81 @@ class GuardMod:
         self.distinct = distinct
 
     def __call__(self, msg: Message, ctxt: Context, call_next: CallNext) -> Message:
+        # The app may write into its message: the answer is addressed and named by what came.
+        came = copy.deepcopy(msg)
         try:
-            return self._reply(msg, ctxt, call_next)
-        except Exception:  # noqa: BLE001 # an exception's text would reach the server
-            return refusal(msg)
+            return self._reply(came, ctxt, lambda: call_next(msg, ctxt))
+        except KeyboardInterrupt:
+            pass  # raised again below, without a text and without what it came from
+        except BaseException:  # noqa: BLE001 # an exception's text would reach the server, SystemExit's too
+            return refusal(came)
+        raise KeyboardInterrupt
 
-    def _reply(self, msg: Message, ctxt: Context, call_next: CallNext) -> Message:
-        kind = msg.metadata.message_type.partition(".")[0]
-        # Copied before the app runs, which may write into its message.
-        received = _arrays(msg) if kind == "train" else None
-        with self.guard.watch() as reader:
-            reply = call_next(msg, ctxt)
+    def _reply(self, came: Message, ctxt: Context, run_app: Callable[[], Message]) -> Message:
+        kind = came.metadata.message_type.partition(".")[0]
+        received = _arrays(came) if kind == "train" else None
+        guard = replace(self.guard, memory=load_memory(ctxt))  # the app may write into its context, too
+        if received and not guard.check_received(received).allowed:
+            return refusal(came)
+        with guard.watch() as reader:
+            reply = run_app()
         if reply.has_error():
-            return refusal(msg)
+            return refusal(came)
         if kind != "train":
             figures = self._figures(reply) if kind == "evaluate" and not reply.content.array_records else None
             if figures is not None:
-                return Message(RecordDict(figures), reply_to=msg)
-            return reply if self.guard.policy != "block" else refusal(msg)
-        report, rebuilt = self._checked(reader, received, reply, msg, ctxt)
-        if report.sound and rebuilt is not None:
-            return rebuilt
-        return reply if report.allowed else refusal(msg)
+                return Message(RecordDict(figures), reply_to=came)
+            return reply if guard.policy != "block" else refusal(came)
+        report, figures = self._checked(guard, reader, received, reply, came, ctxt)
+        if report.message is not None:
+            (name,) = came.content.array_records
+            return Message(RecordDict({name: ArrayRecord(dict(report.message)), **figures}), reply_to=came)
+        return reply if report.allowed else refusal(came)
 
     def _checked(
-        self, reader: TrainingReader, received: dict[str, Tensor] | None, reply: Message, msg: Message, ctxt: Context
-    ) -> tuple[GuardReport, Message | None]:
-        guard = replace(self.guard, memory=load_memory(ctxt))
-        leaving = _arrays(reply)
-        rebuilt = self._rebuilt(leaving, reply, msg)
-        if received is None or leaving is None or rebuilt is None or list(received) != list(leaving):
+        self,
+        guard: Guard,
+        reader: TrainingReader,
+        received: dict[str, Tensor] | None,
+        reply: Message,
+        came: Message,
+        ctxt: Context,
+    ) -> tuple[GuardReport, dict[str, Any]]:
+        leaving, names = _arrays(reply), set(reply.content.array_records)
+        extra = self._figures(reply) is None or not names <= {"arrays", *came.content.array_records}
+        if extra or received is None or leaving is None or list(received) != list(leaving):
             report = guard.refused(Reason.STRUCTURE)
         else:
             others = None if self.others is None else self.others(ctxt)
             distinct = None if self.distinct is None else self.distinct(ctxt)
             report = guard.check_watched(reader, received, after=leaving, others=others, distinct=distinct)
         save_memory(ctxt, guard.memory)
-        return report, rebuilt
+        return report, self._figures(reply, report.examples) or {}
 
-    def _rebuilt(self, leaving: dict[str, Tensor] | None, reply: Message, msg: Message) -> Message | None:
-        """Return the reply made of the checked arrays and allowed figures; None if the reply holds anything else."""
-        figures, names = self._figures(reply), set(reply.content.array_records)
-        if figures is None or leaving is None or not names <= {"arrays", *msg.content.array_records}:
-            return None
-        return Message(RecordDict({names.pop(): ArrayRecord(dict(leaving)), **figures}), reply_to=msg)
+    def _figures(self, reply: Message, examples: int | None = None) -> dict[str, Any] | None:
+        """Return the metrics as they leave, in the order of their names, with the number of examples where it is known.
 
-    def _figures(self, reply: Message) -> dict[str, Any] | None:
-        """Return a copy of the metrics; None if one of them is not an allowed finite number."""
+        None if one of them is not an allowed finite number.
+        """
         records = reply.content.metric_records
-        if reply.content.config_records or len(records) > 1 or not set(records) <= {"metrics"}:
+        if reply.content.config_records or len(records) > 1 or not set(records) <= {METRIC_RECORD}:
             return None
-        for record in records.values():
-            for name, value in record.items():
-                if name not in self.metrics or not isinstance(value, int | float) or not math.isfinite(value):
-                    return None
-        return {name: MetricRecord(dict(record)) for name, record in records.items()}
+        given = {name: value for record in records.values() for name, value in record.items()}
+        if not set(given) <= self.metrics:
+            return None
+        figures: dict[str, int | float] = {}
+        for name in (name for name in sorted(self.metrics) if name in given):  # never the app's own object
+            value = given[name]
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                return None
+            seen = count(value) if examples is None else examples
+            figures[name] = seen if name in COUNTS else figure(value)
+        return {METRIC_RECORD: MetricRecord(figures)} if figures else {}
 
 
-def refusal(msg: Message) -> Message:
+def refusal(came: Message) -> Message:
     """Return the one reply to a refused update."""
-    return Message(Error(code=CODE, reason=REFUSED), reply_to=msg)
+    return Message(Error(code=CODE, reason=REFUSED), reply_to=came)
 
 
 def _arrays(message: Message) -> dict[str, Tensor] | None:
@@ -133,17 +156,14 @@ def load_memory(ctxt: Context) -> GuardMemory:
     if f"{STATE}counts" not in state:
         return GuardMemory()
     counts = GuardCounts(**{name: int(value) for name, value in state[f"{STATE}counts"].items()})
-    before, sent = (
-        state[f"{STATE}{name}"].to_torch_state_dict() if f"{STATE}{name}" in state else None
-        for name in ("before", "sent")
-    )
-    return GuardMemory(counts, before, sent)
+    kept = {name: state[f"{STATE}{name}"].to_torch_state_dict() if f"{STATE}{name}" in state else None for name in KEPT}
+    return GuardMemory(counts, **kept)
 
 
 def save_memory(ctxt: Context, memory: GuardMemory) -> None:
     """Write the guard's memory to the client's context."""
     ctxt.state[f"{STATE}counts"] = MetricRecord(asdict(memory.counts))
-    for name, params in (("before", memory.before), ("sent", memory.sent)):
+    for name, params in ((name, getattr(memory, name)) for name in KEPT):
         if params is not None:
             ctxt.state[f"{STATE}{name}"] = ArrayRecord(dict(params))
         elif f"{STATE}{name}" in ctxt.state:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.core.errors import UpdateError, UsageError
+from fedglass.core.errors import UsageError
 from fedglass.core.losses import TargetKind, target_kind
-from fedglass.core.tensors import COUNTER, Params
+from fedglass.core.tensors import Params
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard.checks import CheckRequest
+from fedglass.guard.message import built
 from fedglass.guard.outbound import (
     Clip,
     Outbound,
@@ -27,8 +29,21 @@ from fedglass.guard.outbound import (
     has_wrong_layout,
     loses_precision,
     static_checks,
+    under_model_names,
 )
-from fedglass.guard.report import GuardCounts, GuardMemory, GuardReport, Policy, Reason
+from fedglass.guard.received import ReceivedRequest
+from fedglass.guard.report import (
+    FIRST_LINES,
+    LOG,
+    GuardCounts,
+    GuardMemory,
+    GuardReport,
+    Level,
+    Policy,
+    Reason,
+    ReceivedReport,
+    level_of,
+)
 from fedglass.guard.runners import InlineRunner, SubprocessRunner, failed_checks
 from fedglass.models.names import names_of, unwrap
 from fedglass.recorders.hooks import TrainingReader
@@ -38,7 +53,6 @@ from fedglass.recordings.facts import OBJECTIVE, RESERVATION_IDS, RESERVATIONS, 
 from fedglass.recordings.transcript import loss_fact, training_of_batches
 from fedglass.verdict.gate import Gate
 
-LOG = logging.getLogger("fedglass.guard")
 BROKEN = {Reason.STRUCTURE, Reason.FAULT, Reason.UNWATCHED}
 """Reasons after which nothing is known of what left."""
 POLICIES: tuple[Policy, ...] = ("block", "warn", "log")
@@ -70,13 +84,14 @@ class Guard:
     """The declared deviation of Gaussian noise on the update, in units of `clip`."""
     dpsgd: DPSGD | None = None
     """The declared clipping and noise inside local steps."""
-    false_alarms: float = 0.05
-    """Share of harmless messages that may be refused for singling out their examples; 0 turns this check off.
-
-    Every message without noise singles out its examples, whether a known attack recovers them or not.
+    level: Level = "reconstruction"
+    """`reconstruction` refuses an update from which an attack reads an example. `singling_out` also refuses one that
+    names its examples among others, as most updates without noise do: later attacks may read them.
     """
+    false_alarms: float | None = None
+    """The older way to set `level`: 0 is `reconstruction`, any other share below 1 is `singling_out`."""
     attacks: Mapping[str, AnyAttack] | None = None
-    """Attacks for the rest of the time; None chooses one that is fast on such a message."""
+    """Searches after the exact attacks; None chooses one that is fast on such a message, {} runs no attack at all."""
     starts: int = 8
     """Most runs of each attack."""
     gate: Gate = field(default_factory=Gate)
@@ -84,6 +99,10 @@ class Guard:
     """Between pixels and the network's inputs; None takes each channel's range."""
     runner: InlineRunner | SubprocessRunner = field(default_factory=SubprocessRunner)
     seed: int = 0
+    distrust_server: bool = True
+    """Whether received models are checked for signs that a malicious server crafted them."""
+    log: str | Path | None = None
+    """A file to which each report is appended as a line of JSON. Reports are made with private data."""
     memory: GuardMemory = field(default_factory=GuardMemory, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,8 +110,10 @@ class Guard:
             raise UsageError(f"Guard.policy must be one of {', '.join(POLICIES)}, got {self.policy!r}.")
         if not 0 < self.budget_seconds < math.inf:
             raise UsageError(f"Guard.budget_seconds must be positive and finite, got {self.budget_seconds}.")
-        if not 0 <= self.false_alarms < 1:
-            raise UsageError(f"Guard.false_alarms must be at least 0 and below 1, got {self.false_alarms}.")
+        if self.false_alarms is not None:
+            object.__setattr__(self, "level", level_of(self.false_alarms, self.level))
+        if self.level not in FIRST_LINES:
+            raise UsageError(f"Guard.level must be one of {', '.join(FIRST_LINES)}, got {self.level!r}.")
         if self.min_examples < 1 or self.max_examples < self.min_examples or self.starts < 1:
             raise UsageError(
                 f"Guard needs 1 <= min_examples <= max_examples and starts >= 1, got {self.min_examples}, "
@@ -125,9 +146,9 @@ class Guard:
         """Check one update; never raises.
 
         `before` came from the server; `after` would leave, or `update` is the difference. `examples` are the inputs of
-        the network, `others` inputs that were not trained on. `batches` are the rows of each local step; without them
-        several batches in an unknown order look like noise. `distinct` is the number of different examples where
-        augmentation makes several of one.
+        the network, `others` inputs that were not trained on: candidates of the game. `batches` are the rows of each
+        local step; without them several batches in an unknown order look like noise. `distinct` is the number of
+        different examples where augmentation makes several of one.
         """
         start = time.monotonic()
         try:
@@ -144,7 +165,13 @@ class Guard:
                 report = GuardReport(self.policy, (Reason.NOT_EXPLAINED,))
             else:
                 report = self._checked(out, distinct, start)
-        except Exception as error:  # noqa: BLE001 # it fails closed
+                if report.allowed and report.examined.change is not None:
+                    change, noisy = report.examined.change, self.protected.noisy
+                    message = built(before, change, noisy=noisy, as_update=update is not None)
+                    report = replace(report, message=message)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 # it fails closed, also where the app's code ends the process
             report = GuardReport(self.policy, (Reason.FAULT,), examined=failed_checks(error))
         return self.decided(replace(report, seconds=time.monotonic() - start), before, after, update)
 
@@ -164,7 +191,7 @@ class Guard:
     ) -> GuardReport:
         """Check an update with what `watch` observed; never raises.
 
-        Names are those of a framework's message or of the model.
+        Names are those of a framework's message or of the model. The report's message has names and types that came.
         """
         try:
             if reader is None:
@@ -178,7 +205,9 @@ class Guard:
             # As it is loaded: in a mean over clients, counters of batches are not whole numbers any more.
             kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
             received = None if received is None else {name: tensor.to(kinds[name]) for name, tensor in received.items()}
-        except Exception as error:  # noqa: BLE001 # it fails closed
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 # it fails closed
             return self.decided(GuardReport(self.policy, (Reason.UNWATCHED,), examined=failed_checks(error)))
         if (
             received is None
@@ -189,7 +218,7 @@ class Guard:
         # Untrained parameters that were not sent are unchanged.
         untrained = {name: p.detach() for name, p in model.named_parameters() if name not in received}
         unmoved = {name: 0 * tensor for name, tensor in untrained.items()}
-        return self.check(
+        report = self.check(
             model,
             {**received, **untrained},
             after=None if sent_after is None else {**sent_after, **untrained},
@@ -198,6 +227,45 @@ class Guard:
             distinct=distinct,
             **observed,
         )
+        if report.message is None:
+            return report
+        names = names_of([(n, tuple(t.shape)) for n, t in before.items()], model, "The message", never_moved).model
+        message = {name: report.message[names[name]].to(came.dtype) for name, came in before.items()}
+        return replace(report, message=message)
+
+    def check_received(
+        self,
+        received: Params,
+        *,
+        model: nn.Module | None = None,
+        inputs: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> ReceivedReport:
+        """Check a model that came, before it is trained; never raises but an interrupt. See `fedglass.guard.received`.
+
+        With a network and inputs it runs the network, in a process that is killed when the time is over.
+        """
+        if not self.distrust_server:
+            return ReceivedReport(self.policy)
+        request = ReceivedRequest(received, self.policy, self.memory, model, inputs, labels)
+        if not request.runs_model:
+            return self._logged(request.report())
+        try:
+            examined = self.runner.run(request.on_cpu(), self.budget_seconds)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 # it fails closed
+            examined = failed_checks(error)
+        report = ReceivedReport(self.policy, examined.reasons, fault=examined.fault)
+        return self._logged(examined.received or report)
+
+    def _logged(self, report: ReceivedReport) -> ReceivedReport:
+        """Log the reasons against a received model, in fixed words."""
+        if not report.sound:
+            level = logging.INFO if self.policy == "log" else logging.WARNING
+            done = "accepted" if report.allowed else "refused"
+            LOG.log(level, "%s a received model: %s", done, [reason.value for reason in report.reasons])
+        return report
 
     def refused(self, reason: Reason) -> GuardReport:
         """Return the report on an update that could not be checked, for adapters of frameworks."""
@@ -212,6 +280,8 @@ class Guard:
     ) -> GuardReport:
         """Count and log a report. Only fixed words are logged, since logs may leave the client too."""
         counts, memory = self.memory.counts, self.memory
+        if not counts.checked:
+            LOG.log(logging.WARNING if self.level == "reconstruction" else logging.INFO, FIRST_LINES[self.level])
         memory.counts = GuardCounts(
             counts.checked + 1,
             counts.refused + (not report.allowed),
@@ -220,19 +290,25 @@ class Guard:
         )
         memory.forget()
         if report.allowed and before is not None and not BROKEN & set(report.reasons):
-            sent = update if update is not None else {n: after[n] - before[n] for n in before} if after else None
-            if sent is not None:
-                memory.keep(before, sent)
+            draft = update if update is not None else {n: after[n] - before[n] for n in before} if after else None
+            if draft is not None:
+                changes = report.examined.change or {}
+                memory.keep(before, {**draft, **{n: t.to(draft[n].dtype) for n, t in changes.items()}}, draft)
         if not report.sound:
             level = logging.INFO if self.policy == "log" else logging.WARNING
             LOG.log(level, "%s: %s", "refused" if not report.allowed else "let out", [r.value for r in report.reasons])
+        else:
+            LOG.info("allowed")
+        if self.log is not None:
+            report.append_to(Path(self.log), self.counts.checked)
         return report
 
     def _checked(self, out: Outbound, distinct: int | None, start: float) -> GuardReport:
         static_reasons = static_checks(out)
         if static_reasons:
             return GuardReport(self.policy, static_reasons)
-        out = out.without_untrained()
+        whole = out.without_unused()
+        out = whole.without_untrained()
         # One example that is repeated a hundred times is one.
         different = len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
         distinct_examples = different if distinct is None else min(different, distinct)
@@ -247,17 +323,23 @@ class Guard:
             return replace(report, reasons=tuple(reasons))
         # Another seed in each round: where one start fails, the next may recover images.
         seed = self.seed + self.counts.checked
+        received = ReceivedRequest(whole.before, self.policy, self.memory, whole.model, whole.inputs, whole.labels)
         request = CheckRequest(
             out.on_cpu(),
             self.protected,
-            self.false_alarms,
+            self.level,
             self.attacks,
             self.starts,
             self.gate,
             seed,
-            self.memory.sent,
+            self.memory.draft,
+            received.on_cpu() if self.distrust_server else None,
         )
         examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
+        if examined.received is not None:
+            self._logged(examined.received)
+        if examined.received is not None and examined.received.sound:
+            self.memory.accept(whole.before, {name: whole.after[name] - whole.before[name] for name in whole.leaving})
         return replace(report, reasons=examined.reasons, examined=examined)
 
 
@@ -330,31 +412,3 @@ def _labelled(step: ObservedStep) -> list[tuple[bytes, Any]]:
 
 def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
-
-
-def under_model_names(
-    arrays: Mapping[str, Tensor], model: nn.Module, untrained: Collection[str] = ()
-) -> dict[str, Tensor] | None:
-    """Return the same tensors under the model's names, in the model's order; None if they are not the model's.
-
-    Parameters that are not trained may be missing. So may counters of batches, or all buffers.
-
-    >>> network = nn.Linear(1, 1)
-    >>> weight, bias = network.state_dict().values()
-    >>> list(under_model_names({"net.bias": bias, "net.weight": weight}, network))
-    ['weight', 'bias']
-    >>> under_model_names({"net.bias": bias}, network) is None
-    True
-    """
-    try:
-        sent = [(name, tuple(tensor.shape)) for name, tensor in arrays.items()]
-        matched = names_of(sent, model, "The message", untrained).applied(arrays)
-    except UpdateError:
-        return None
-    parameters = {name for name, _ in model.named_parameters()}
-    missing = [name for name in model.state_dict() if name not in matched and name not in untrained]
-    without_buffers = all(name in parameters for name in matched)
-    for name in missing:
-        if name in parameters or not (without_buffers or name.endswith(COUNTER)):
-            return None
-    return {name: matched[name] for name in model.state_dict() if name in matched}

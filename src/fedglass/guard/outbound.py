@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.checks.claim import UNPROTECTED, Claim, ClientClaim
-from fedglass.core.errors import DataError, UsageError
+from fedglass.core.errors import DataError, UpdateError, UsageError
 from fedglass.core.tensors import COUNTER, Params, Update, counted_batches, moved_others
 from fedglass.core.thresholds import CLIP_SLACK_GUARD, LOST_PRECISION, PIXEL_SLACK, largest_norm
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
@@ -27,7 +27,7 @@ from fedglass.federation.truth import Examples, Truth
 from fedglass.fl.local import MeanGradient
 from fedglass.fl.release import AsIs, Chain, Outgoing, Protection, Release
 from fedglass.guard.report import Reason
-from fedglass.models.frozen import can_be_fixed, with_fixed
+from fedglass.models.names import can_be_fixed, names_of, with_fixed
 from fedglass.models.network import Network
 
 CLIENT = "this client"
@@ -50,12 +50,28 @@ class Outbound:
     whitening: Whitening | None = None
     """Between pixels in [0, 1] and inputs; None takes each channel's range for it."""
     others: Tensor | None = None
-    """Inputs that the client did not train on, for decoys.  # (m, c, h, w)"""
+    """Inputs that the client did not train on, for the candidate game.  # (m, c, h, w)"""
 
     def without_untrained(self) -> Outbound:
         """Return the update with tensors that did not move as constants of the network, like untrained layers."""
         constants = [name for name in unmoved_parameters(self.weights, self.update) if name in can_be_fixed(self.model)]
         return replace(self, model=with_fixed(self.model, constants)) if constants else self
+
+    def without_unused(self) -> Outbound:
+        """Return the update without examples that no local step takes: they are not behind it."""
+        if self.batches is None:
+            return self
+        rows = sorted({row for batch in self.batches for row in batch})
+        if any(not 0 <= row < len(self.inputs) for row in rows):
+            raise UsageError("The rows of a batch must be those of examples: correct `batches`.")
+        place = {row: i for i, row in enumerate(rows)}
+        batches = tuple(tuple(place[row] for row in batch) for batch in self.batches)
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], batches=batches)
+
+    def changed_by(self, change: Params) -> Outbound:
+        """Return the update with these changes of what came in place of its own."""
+        after = {name: self.before[name] + moved.to(self.before[name].dtype) for name, moved in change.items()}
+        return replace(self, after={**self.after, **after})
 
     @property
     def parameters(self) -> list[str]:
@@ -158,6 +174,34 @@ class Outbound:
 
 Clip = float | Mapping[str, float]
 """A bound on the norm of everything that leaves, or one bound for each tensor by its name."""
+
+
+def under_model_names(
+    arrays: Mapping[str, Tensor], model: nn.Module, untrained: Collection[str] = ()
+) -> dict[str, Tensor] | None:
+    """Return the same tensors under the model's names, in the model's order; None if they are not the model's.
+
+    Parameters that are not trained may be missing. So may counters of batches, or all buffers.
+
+    >>> network = nn.Linear(1, 1)
+    >>> weight, bias = network.state_dict().values()
+    >>> list(under_model_names({"net.bias": bias, "net.weight": weight}, network))
+    ['weight', 'bias']
+    >>> under_model_names({"net.bias": bias}, network) is None
+    True
+    """
+    try:
+        sent = [(name, tuple(tensor.shape)) for name, tensor in arrays.items()]
+        matched = names_of(sent, model, "The message", untrained).applied(arrays)
+    except UpdateError:
+        return None
+    parameters = {name for name, _ in model.named_parameters()}
+    missing = [name for name in model.state_dict() if name not in matched and name not in untrained]
+    without_buffers = all(name in parameters for name in matched)
+    for name in missing:
+        if name in parameters or not (without_buffers or name.endswith(COUNTER)):
+            return None
+    return {name: matched[name] for name in model.state_dict() if name in matched}
 
 
 def has_wrong_layout(before: Params, after: Params) -> bool:

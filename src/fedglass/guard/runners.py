@@ -18,9 +18,11 @@ from threading import Thread
 
 from fedglass.execution.fork_server import end_with_parent, start_fork_server, start_method
 from fedglass.execution.machine import use_worker_arithmetic
-from fedglass.guard.checks import CheckRequest, run_checks
+from fedglass.guard.checks import CheckRequest
+from fedglass.guard.received import ReceivedRequest
 from fedglass.guard.report import CheckResult, Clock, Reason
 
+Request = CheckRequest | ReceivedRequest
 MARGIN = 0.05
 """Share of the time in which a process must send its result, before it is killed."""
 
@@ -29,8 +31,8 @@ MARGIN = 0.05
 class InlineRunner:
     """Runs the checks in this process. The time is checked only between iterations of an attack and between replays."""
 
-    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
-        return run_checks(request, seconds)
+    def run(self, request: Request, seconds: float) -> CheckResult:
+        return request.run(seconds)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class SubprocessRunner:
     process waits until torch is imported, a few seconds, which count.
     """
 
-    def run(self, request: CheckRequest, seconds: float) -> CheckResult:
+    def run(self, request: Request, seconds: float) -> CheckResult:
         clock, results = Clock(seconds), Queue[CheckResult]()
         packed = pickle.dumps(request)
         # In a thread, since a process starts only after the fork server has imported everything.
@@ -55,7 +57,7 @@ class SubprocessRunner:
 def _put_result(packed: bytes, clock: Clock, results: Queue[CheckResult]) -> None:
     try:
         results.put(_run_in_process(packed, clock))
-    except Exception as error:  # noqa: BLE001 # after any error the update must not leave
+    except BaseException as error:  # noqa: BLE001 # after any error the update must not leave
         results.put(failed_checks(error))
 
 
@@ -89,10 +91,10 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     use_worker_arithmetic()
     with contextlib.suppress(EOFError, OSError):
         clock = Clock(pickle.loads(pipe.recv_bytes()))
-        request: CheckRequest = pickle.loads(pipe.recv_bytes())
+        request: Request = pickle.loads(pipe.recv_bytes())
         try:
-            result = run_checks(request, clock.remaining)
-        except Exception as error:  # noqa: BLE001 # after any error the update must not leave; its text is not printed
+            result = request.run(clock.remaining)
+        except BaseException as error:  # noqa: BLE001 # even SystemExit must not let it leave; its text is not printed
             result = failed_checks(error)
         pipe.send_bytes(pickle.dumps(result))
 

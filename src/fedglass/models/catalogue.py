@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.errors import ModelError, UsageError, refused
 from fedglass.core.registry import Entry, call, find, summaries, takes
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import MOST_PIXELS
-from fedglass.core.user_code import refused
 from fedglass.models.init import Initialisation, PyTorchDefault
-from fedglass.models.shared_layers import Shape
+from fedglass.models.network import Shape
 
 _DEFAULT = PyTorchDefault()
 MOST_ENTRIES = 3 * 64 * 64
@@ -67,7 +66,8 @@ def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> No
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"The model of {name!r} returned {got} for a batch of 2, expected logits of shape "
-            f"(2, {classes}): check the number of classes, and return only the logits."
+            f"(2, {classes}), one output for each class or for each number of a target: correct the network, the "
+            "number of classes or the targets, and return only the logits."
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, SME
-from fedglass.models.shared_layers import (
+from fedglass.models.network import (
     GlobalMean,
     Shape,
     first_convolution,

@@ -1,9 +1,13 @@
-"""A network as a pure function of its weights, cheap enough for the innermost loop."""
+"""A network as a pure function of its weights, cheap enough for the innermost loop.
+
+Parts that networks share: layers by name, the first ones (without strides for thumbnails), and the global mean.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,24 +23,25 @@ from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params
 from fedglass.core.types import BatchNorm
 
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+"""PyTorch's own attention, whose fused kernels have no second derivative."""
 
 
-class AttentionWatch(TorchFunctionMode):
-    """A mode that notes calls of PyTorch's own attention, which has fused kernels without a second derivative."""
+OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
+"""A listener: it receives the function, its arguments and options, and its result."""
 
-    def __init__(self) -> None:
+
+class FunctionListener(TorchFunctionMode):
+    """Tells a listener of all functions, in the thread that has entered it."""
+
+    def __init__(self, on_call: OnCall) -> None:
         super().__init__()
-        self.called = False
+        self._on_call = on_call
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.called = self.called or func in _FUSED
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        result = func(*args, **options)
+        self._on_call(func, args, options, result)
+        return result
 
 
 class Network:
@@ -100,9 +105,10 @@ class Network:
         with sdpa_kernel(SDPBackend.MATH):  # from matrix products; entering it takes microseconds
             if self._attends:
                 return cast(Tensor, self._module(inputs))
-            with AttentionWatch() as watch:
+            called = list[bool]()
+            with FunctionListener(lambda function, *_: called.append(function in _FUSED)):
                 logits = cast(Tensor, self._module(inputs))
-        self._attends = watch.called
+        self._attends = any(called)
         return logits
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,3 +261,66 @@ def _no_head() -> ModelError:
     return ModelError(
         "The network has no dense layer (nn.Linear), which this method reads: choose a network that ends in one."
     )
+
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of one input."""
+
+
+SMALL_SIDE = 64
+"""Pixels of the longer side up to which the first layers keep the resolution."""
+
+
+def is_small(shape: Shape) -> bool:
+    """Return whether an input is a thumbnail, whose resolution the first layers keep.
+
+    >>> is_small((3, 32, 32)), is_small((3, 224, 160))
+    (True, False)
+    """
+    return max(shape[1:]) <= SMALL_SIDE
+
+
+def first_convolution(shape: Shape, width: int) -> nn.Conv2d:
+    """Return a convolution of 3x3 with stride 1, or of 7x7 with stride 2 [He et al., 2016]."""
+    if is_small(shape):
+        return nn.Conv2d(shape[0], width, kernel_size=3, padding=1, bias=False)
+    return nn.Conv2d(shape[0], width, kernel_size=7, stride=2, padding=3, bias=False)
+
+
+def first_pool(shape: Shape) -> nn.Module:
+    """Return no pooling, or the maximum over 3x3 with stride 2 [He et al., 2016]."""
+    return nn.Identity() if is_small(shape) else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+
+
+def layers(**named: nn.Module) -> nn.Sequential:
+    """Return the layers one after another; their parameters have their names, also in weights files."""
+    return nn.Sequential(OrderedDict(named))
+
+
+def network(title: str, **named: nn.Module) -> nn.Module:
+    """Return a network of these layers; reports call it by its title."""
+    sequence = layers(**named)
+    vars(sequence)["network_title"] = title
+    return sequence
+
+
+def title_of(model: nn.Module) -> str:
+    """Return what reports call a network: its title, or the name of its class."""
+    return str(vars(model).get("network_title", type(model).__name__))
+
+
+class GlobalMean(nn.Module):
+    """The mean over all places of a map.  # (n, c, h, w) -> (n, c)"""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.mean((2, 3))
+
+
+def output_size(body: Callable[[Tensor], Tensor], shape: Shape) -> int:
+    """Return the number of values that the body makes of one input of that shape.
+
+    >>> output_size(nn.AvgPool2d(2), (3, 32, 20))
+    480
+    """
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).numel())

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT, DLFA, DLG, SME
-from fedglass.models.shared_layers import Shape, layers, network, output_size
+from fedglass.models.network import Shape, layers, network, output_size
 
 LENET_PAPER = (
     "LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE "

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedglass.core.registry import register
 from fedglass.core.text import SME
-from fedglass.models.shared_layers import Shape
+from fedglass.models.network import Shape
 
 PAPER = (
     "Lu, Zhang, Zhao, He, Cheng: APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers, CVPR 2022, "

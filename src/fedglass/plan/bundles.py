@@ -20,14 +20,15 @@ from fedglass.defend.noise_model import named_parts
 from fedglass.federation.transcript import Participant, ParticipantsByRound, Round, Terms, Transcript, mark_untrained
 from fedglass.federation.truth import Examples, Truths
 from fedglass.federation.views import AggregateView, Knows, Naming, ServerView, Together, View
+from fedglass.fl.loss.losses import CrossEntropy
 from fedglass.fl.release import Protection
 from fedglass.models.catalogue import build
 from fedglass.plan.loose_files import defence_texts, knows_of, read_model_tensors
 from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
-from fedglass.recordings.epsilons import claims_by_client
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
+from fedglass.recordings.privacy import claims_by_client
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
@@ -40,7 +41,7 @@ from fedglass.recordings.selection import (
     unaudited_clients,
     unaudited_updates,
 )
-from fedglass.recordings.transcript import TranscriptReader, rule_of
+from fedglass.recordings.transcript import TranscriptReader, loss_fact, rule_of
 from fedglass.recordings.truth_files import read_truths
 
 OpenBundle = tuple[Bundle, Truths | None]
@@ -260,11 +261,25 @@ def model_spec(table: BundleTable, bundle: Bundle, truths: Truths | None) -> Mod
     if len(whitening.mean) not in (1, channels):
         raise UsageError(f"{bundle.folder}: the whitening must have one mean for each of the {channels} channels.")
     for client, examples in ({} if truths is None else truths.examples).items():
-        _check_truth(bundle, client, examples, (channels, height, width), classes)
+        _check_truth(bundle, client, examples, (channels, height, width), classes, _ignored(bundle, client, table))
     return _model_name(bundle, table.model), (channels, height, width), classes, whitening
 
 
-def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[int, int, int], classes: int) -> None:
+def _ignored(bundle: Bundle, client: str, table: BundleTable) -> frozenset[int]:
+    """Return the labels that the loss of a client ignores, in the plan or as recorded."""
+    losses = [] if table.training is None else [table.training.value().loss]
+    losses += [(loss_fact(bundle.facts_of(client, index)) or {}).get("loss") for index in bundle.rounds]
+    return frozenset(loss.ignore_index for loss in losses if isinstance(loss, CrossEntropy))
+
+
+def _check_truth(
+    bundle: Bundle,
+    client: str,
+    examples: Examples,
+    shape: tuple[int, int, int],
+    classes: int,
+    ignored: frozenset[int],
+) -> None:
     if tuple(examples.images.shape[1:]) != shape:
         raise DataError(
             f"recording.truth has images of shape {tuple(examples.images.shape[1:])} of {client!r}, expected {shape} "
@@ -278,7 +293,7 @@ def _check_truth(bundle: Bundle, client: str, examples: Examples, shape: tuple[i
                 f"{bundle.folder} says: correct one of them."
             )
         return
-    if not (len(labels) and int(labels.min()) >= 0 and int(labels.max()) < classes):
+    if not len(labels) or any(label not in ignored and not 0 <= label < classes for label in set(labels.tolist())):
         raise DataError(
             f"recording.truth has labels of {client!r} outside the {classes} classes of {bundle.folder} (0 is the "
             "first): correct one of them."

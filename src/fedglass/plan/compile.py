@@ -16,22 +16,20 @@ from torch import nn
 
 from fedglass.attack.best_of import AnyAttack, refined_by, start_from
 from fedglass.attack.defaults import locate_paths
-from fedglass.attack.needs import needs_of, uses_of
-from fedglass.attack.parts import Refine
+from fedglass.attack.malicious_server import CraftedModel
+from fedglass.attack.parts import Refine, needs_of, uses_of
 from fedglass.audit.audit import Effort, Job, rehearse
-from fedglass.audit.play_attack import iterations_of
+from fedglass.audit.probes import iterations_of
 from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
 from fedglass.audit.target import Section
-from fedglass.core.errors import DataError, UsageError, unknown_name
+from fedglass.core.errors import DataError, UsageError, no_code, unknown_name
 from fedglass.core.facts import Fact
 from fedglass.core.registry import factory, find, make, takes
 from fedglass.core.rng import stream
-from fedglass.core.user_code import no_code
 from fedglass.data.catalogue import is_embedded, load, located
-from fedglass.data.dataset import Dataset
-from fedglass.data.partition import ByWriter, Dirichlet, Iid, Partition, Sizes, stratified_rows
+from fedglass.data.dataset import ByWriter, Dataset, Dirichlet, Iid, Partition, Sizes, stratified_rows
 from fedglass.diffusion.stored import located_model
 from fedglass.federation.behaviours import Behaviour, Honest, PerRound, RejoinAfterRejection
 from fedglass.federation.client import Client
@@ -39,18 +37,28 @@ from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
 from fedglass.federation.transcript import ParticipantsByRound
 from fedglass.federation.truth import Examples
-from fedglass.federation.views import AggregateView, ServerView, View
+from fedglass.federation.views import AggregateView, MaliciousServerView, ServerView, View
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
 from fedglass.fl.loss.targets import targets_from_classes
 from fedglass.fl.release import Protection
 from fedglass.metrics.catalogue import metric, why_not
 from fedglass.models.catalogue import build
-from fedglass.models.frozen import matching_parameters, with_fixed
 from fedglass.models.init import Initialisation, by_name
 from fedglass.models.init import located as initialisation_at
+from fedglass.models.names import matching_parameters, with_fixed
 from fedglass.plan.bundles import check_adversary, model_spec, open_bundle, recorded_bundle
 from fedglass.plan.loose_files import check_recording, knows_of, recorded_message
-from fedglass.plan.options import checked_options, code_named, code_of, defences_of, joined, made, public_of
+from fedglass.plan.options import (
+    checked_options,
+    code_named,
+    code_of,
+    crafted_model_of,
+    defences_of,
+    joined,
+    made,
+    public_of,
+    public_sample,
+)
 from fedglass.plan.schema import AdversaryTable, AttackTable, Plan, read_plan
 from fedglass.plan.tables import BundleTable, FederationTable, GroupTable, PartTable, RecordingTable
 from fedglass.recipes import recipe
@@ -63,11 +71,14 @@ _load_once = functools.cache(load)
 """For embedded data: drawing them takes seconds, and they never change."""
 
 
-def _simulations(table: FederationTable, plan: Plan, adversary: AdversaryTable, folder: Path) -> Iterator[Simulated]:
+def _simulations(
+    table: FederationTable, plan: Plan, adversary: AdversaryTable, folder: Path, crafted: CraftedModel | None
+) -> Iterator[Simulated]:
     """Yield one federation for each value of the sweep, named after it; without a sweep yield one."""
     sweep, defences = table.sweep, plan.defences
     if sweep is None:
-        yield simulated(table, adversary, plan.seed, folder, defences_of(defences if table.defended else ()))
+        protection = defences_of(defences if table.defended else ())
+        yield simulated(table, adversary, plan.seed, folder, protection, crafted=crafted)
         return
     names = [defence.name for defence in defences]
     if names.count(sweep.defence) > 1:
@@ -83,7 +94,8 @@ def _simulations(table: FederationTable, plan: Plan, adversary: AdversaryTable, 
         ]
         name = f"{table.name}{', ' if table.name else ''}{sweep.option} {value:g}"
         swept, protection = {sweep.option: float(value)}, defences_of(changed)
-        yield simulated(table.model_copy(update={"name": name}), adversary, plan.seed, folder, protection, swept)
+        named = table.model_copy(update={"name": name})
+        yield simulated(named, adversary, plan.seed, folder, protection, swept, crafted)
 
 
 def read_job(path: Path) -> Job:
@@ -101,10 +113,10 @@ def compile_plan(plan: Plan, folder: Path, text: str | None = None, recorded: Se
     attacks = _attacks(plan.attacks, plan.adversary, folder)
     for name in plan.metrics.names:
         metric(name)
-    gate = plan.gate.value()
+    gate, crafted = plan.gate.value(), crafted_model_of(attacks, plan.adversary.view)
     defences_of(plan.defences)  # checked even if no federation uses them
     sources: list[Source] = [
-        source for table in plan.federation for source in _simulations(table, plan, plan.adversary, folder)
+        source for table in plan.federation for source in _simulations(table, plan, plan.adversary, folder, crafted)
     ]
     if recorded is None:
         recorded = list(_recordings(plan.recording, plan.adversary, folder))
@@ -146,7 +158,9 @@ def check_without_code(plan: Plan, folder: Path) -> list[Section]:
         for name in plan.metrics.names:
             if not list(code_named("metrics", name)):
                 metric(name)
-        sources = _sources_without_code(plan, folder)
+        # An attack of the plan's own code may be the one that crafts the model.
+        crafted = crafted_model_of(attacks, plan.adversary.view) if len(tables) == len(plan.attacks) else None
+        sources = _sources_without_code(plan, folder, crafted)
         parts = {"Attacks": list(_descriptions(tables, attacks).values())}
         if not list(code_named("metrics", plan.gate.metric)):
             gate = plan.gate.value()
@@ -157,7 +171,7 @@ def check_without_code(plan: Plan, folder: Path) -> list[Section]:
     return [*sections, *((title, texts) for title, texts in parts.items() if texts)]
 
 
-def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:
+def _sources_without_code(plan: Plan, folder: Path, crafted: CraftedModel | None) -> list[Source]:
     """Return the sources that consist of built-in parts only; of the others check the built-in parts."""
     own_defences = [table for table in plan.defences if code_of(table, "defences")]
     defences_of([table for table in plan.defences if table not in own_defences])
@@ -168,7 +182,7 @@ def _sources_without_code(plan: Plan, folder: Path) -> list[Source]:
         if code_of(table) or (own_defences and table.defended):
             check_parts(table, plan.seed, folder)
         else:
-            sources += _simulations(table, plan, adversary, folder)
+            sources += _simulations(table, plan, adversary, folder, crafted)
     for recording in filter(code_of, plan.recording):
         if isinstance(recording, BundleTable):
             model_spec(recording, *open_bundle(recording, folder))
@@ -260,8 +274,9 @@ def simulated(
     folder: Path,
     protection: Protection,
     swept: Mapping[str, float] | None = None,
+    crafted: CraftedModel | None = None,
 ) -> Simulated:
-    """Return a federation of the plan with the adversary's views of it."""
+    """Return a federation of the plan with the adversary's views of it; a malicious server replaces its model."""
     own_seed = seed if table.seed is None else table.seed
     init = by_name(initialisation_at(table.init, folder))
     training = table.training.value()
@@ -269,6 +284,11 @@ def simulated(
     data = replace(data, labels=targets_from_classes(training.loss, data.labels, data.classes))
     model = _model(table, data, init, own_seed)
     examples, test, at_server, unused = _split(table, data, own_seed)
+    public = public_of(adversary, data.shape, folder)
+    if public is None and unused:
+        public = Public.of(data.images, data.labels, unused)
+    if crafted is not None:
+        model = crafted.craft(model, public_sample(public, data.whitening))
     federation = Federation(
         model,
         _clients(table, examples, protection),
@@ -281,9 +301,6 @@ def simulated(
         server=None if at_server is None else Client("the server", at_server.images, at_server.labels),
     )
     views = views_of(adversary, federation.participants_by_round(table.rounds))
-    public = public_of(adversary, data.shape, folder)
-    if public is None and unused:
-        public = Public.of(data.images, data.labels, unused)
     return Simulated(
         federation,
         table.rounds,
@@ -334,7 +351,8 @@ def _clients(table: FederationTable, parts: Sequence[Dataset], protection: Prote
 def views_of(adversary: AdversaryTable, attendance: ParticipantsByRound) -> tuple[View, ...]:
     """Return one view for each round, and for each client that a server sees or that is the peer."""
     rounds = dict.fromkeys(adversary.round if isinstance(adversary.round, list) else [adversary.round])
-    kind = PeerView if adversary.view == "peer" else ServerView
+    kinds: dict[str, Callable[[int, int], View]] = {"peer": PeerView, "malicious_server": MaliciousServerView}
+    kind = kinds.get(adversary.view, ServerView)
     views: list[tuple[View, int | None]] = (
         [(AggregateView(index), None) for index in rounds]
         if adversary.view == "aggregate"

@@ -18,8 +18,8 @@ from torch import nn
 from fedglass.attack.attack import Attack
 from fedglass.attack.defaults import why_not_by_default
 from fedglass.attack.exact.exact import ExactAttack
-from fedglass.attack.needs import needs_of, supplies_of
-from fedglass.attack.parts import better_labels
+from fedglass.attack.malicious_server import MaliciousServer
+from fedglass.attack.parts import better_labels, needs_of, supplies_of
 from fedglass.audit.audit import Job
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import FedglassError, UsageError
@@ -38,9 +38,9 @@ from fedglass.plan.options import public_of
 from fedglass.plan.schema import AdversaryTable, AttackTable, GateTable, Plan
 from fedglass.plan.tables import BundleTable
 from fedglass.recipes import recipe
-from fedglass.recordings.epsilons import adapts_clipping, recorded_epsilons
 from fedglass.recordings.facts import UNKNOWN_LOSS, preferred
 from fedglass.recordings.observed import contradictions_of, update_of
+from fedglass.recordings.privacy import adapts_clipping, recorded_epsilons
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.selection import Selection, select_messages
 from fedglass.recordings.transcript import participant_of, training_problems
@@ -218,6 +218,7 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         problem = str(error)
     contradictions = [finding for index in bundle.rounds for finding in contradictions_of(bundle, index)]
     missing = {} if selection is None else _missing_facts(selection)
+    losses = [name for name in built_in("losses") if name != UNKNOWN_LOSS]
     return {
         "bundle": str(bundle.folder),
         "format": bundle.manifest.format,
@@ -247,7 +248,7 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         "looked_at": [] if selection is None else list(selection.rounds),
         "left_out": [] if selection is None else list(selection.skipped),
         "problem": problem or input_problem(bundle),
-        "scope": {"inputs": "images", "optimisers": list(OPTIMISERS), "losses": _losses()},
+        "scope": {"inputs": "images", "optimisers": list(OPTIMISERS), "losses": losses},
         "not_simulated": [] if selection is None else list(_not_simulated(selection)),
         "needed": _missing_keys(bundle),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
@@ -261,11 +262,6 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
             for name, facts in missing.items()
         ],
     }
-
-
-def _losses() -> list[str]:
-    """Return the losses that fedglass simulates."""
-    return [name for name in built_in("losses") if name != UNKNOWN_LOSS]
 
 
 def _not_simulated(selection: Selection) -> Iterator[dict[str, Any]]:
@@ -285,6 +281,8 @@ def _missing_facts(selection: Selection) -> dict[str, tuple[Fact, ...]]:
     missing_by_attack = {}
     for name in built_in("attacks"):
         attack = recipe(name)
+        if isinstance(attack, MaliciousServer):  # the model of a recording was sent already
+            continue
         # All unknowns depend on the number of examples, unless an attack searches for it.
         needed = needs_of(attack) | (set() if Fact.EXAMPLES in supplies_of(attack) else {Fact.EXAMPLES})
         needed |= set() if isinstance(attack, ExactAttack) else {Fact.LOSS}

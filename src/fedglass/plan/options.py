@@ -17,10 +17,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from fedglass.attack.best_of import AnyAttack
+from fedglass.attack.malicious_server import CraftedModel, MaliciousServer, PublicSample
 from fedglass.audit.public_data import Public
-from fedglass.core.errors import DataError, UsageError, unknown_name
+from fedglass.core.errors import DataError, UsageError, is_dotted, is_importable, refused, unknown_name
 from fedglass.core.registry import BUILT_IN, KINDS, factory, find, make, names, origin_of, parameters
-from fedglass.core.user_code import is_dotted, is_importable, refused
+from fedglass.core.text import values_by_key
+from fedglass.core.types import Whitening
 from fedglass.data.catalogue import load, located
 from fedglass.federation.views import Together, View
 from fedglass.fl.release import Protection
@@ -28,6 +31,8 @@ from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import PartTable
 
 PLAIN = (int, float, bool, str)
+MALICIOUS = "malicious_server"
+"""The view of a server that crafts the model that it sends."""
 Range = tuple[Callable[[float], bool], str]
 ANY: Range = (lambda x: True), "a finite number"
 NOT_NEGATIVE: Range = (lambda x: x >= 0), "a finite number of at least 0"
@@ -38,12 +43,12 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("iterations", "restarts"), AT_LEAST_ONE),
     **dict.fromkeys(("rate", "width", "norm", "clip"), ABOVE_ZERO),
     **dict.fromkeys(("share", "pruned"), SHARE),
-    "ignore_index": ANY,
+    **dict.fromkeys(("ignore_index", "percentile", "gamma"), ANY),
 }
 """Name of an option -> its range; all other options are not negative. Parts check further conditions themselves."""
 MOST: Mapping[str, int] = {
     **dict.fromkeys(("iterations", "warm_up", "finish"), 10_000_000),
-    **dict.fromkeys(("restarts", "width"), 10_000),
+    **dict.fromkeys(("restarts", "width", "bins", "units"), 10_000),
 }
 """Name of an option -> its largest value, far beyond any real use."""
 LARGEST = 1_000_000_000
@@ -175,6 +180,35 @@ def public_of(adversary: AdversaryTable, shape: tuple[int, int, int], folder: Pa
     return Public.given(data.images, data.labels)
 
 
+def crafted_model_of(attacks: Mapping[str, AnyAttack], view: str) -> CraftedModel | None:
+    """Return the model that a malicious server sends; None for an honest server."""
+    crafted = {name: attack.sends for name, attack in attacks.items() if isinstance(attack, MaliciousServer)}
+    if view != MALICIOUS:
+        if crafted:
+            raise UsageError(
+                f"attack {next(iter(crafted))!r} crafts the model that clients train: simulate a federation, with "
+                f'adversary.view = "{MALICIOUS}".'
+            )
+        return None
+    if len(set(crafted.values())) != 1:
+        named = f"{', '.join(crafted)} craft different models" if crafted else "none of the attacks crafts a model"
+        raise UsageError(
+            f'adversary.view = "{MALICIOUS}" needs one crafted model, but {named}: name imprint, trap_weights or '
+            "fishing, each in a plan of its own."
+        )
+    return next(iter(crafted.values()))
+
+
+def public_sample(public: Public | None, whitening: Whitening) -> PublicSample:
+    """Return the public images from which a malicious server takes its numbers."""
+    if public is None or public.examples is None or len(public.examples.labels) < 2:
+        raise UsageError(
+            f'adversary.view = "{MALICIOUS}" needs public images, but the clients have all of the data: set '
+            "adversary.public, or lower federation.examples."
+        )
+    return PublicSample(public.examples.images, whitening)
+
+
 Group = TypeVar("Group", bound=Hashable)
 
 
@@ -182,9 +216,7 @@ def joined(views: Sequence[tuple[View, Group]], together: bool | Literal["also"]
     """Return the views with the group of clients that each sees; with `together`, join the views of each group."""
     if together is False:
         return list(views)
-    views_by_group: dict[Group, list[View]] = {}
-    for view, group in views:
-        views_by_group.setdefault(group, []).append(view)
+    views_by_group = values_by_key((group, view) for view, group in views)
     least = 2 if together == "also" else 0  # with `together = true`, Together itself refuses a single round
     joined_views: list[tuple[View, Group]] = [
         (Together(tuple(same)), group) for group, same in views_by_group.items() if len(same) >= least

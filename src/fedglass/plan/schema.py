@@ -15,8 +15,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, mode
 from pydantic_core import ErrorDetails
 
 from fedglass.core.errors import UsageError
-from fedglass.core.files import follow_links, open_file
-from fedglass.core.parsing import parse_toml
+from fedglass.core.files import follow_links, open_file, parse_toml
 from fedglass.plan.tables import (
     MOST_CASES,
     AdviseTable,
@@ -152,9 +151,9 @@ LONGEST = 2**20
 class AdversaryTable(PlanTable):
     """The adversary: what it sees and what it knows."""
 
-    view: Literal["server", "aggregate", "peer"] = "server"
-    """A server that sees each client's update, a server that sees only the aggregate, or a participant: `fedglass list
-    views`."""
+    view: Literal["server", "aggregate", "peer", "malicious_server"] = "server"
+    """A server that sees each client's update, a server that sees only the aggregate, a participant, or a server that
+    also crafts the model that it sends: `fedglass list views`."""
     client: Client | SomeClients | Literal["all"] = "all"
     """The client whose update the server sees, or that is the peer; "all": every client of the round. Not for
     recordings."""
@@ -280,6 +279,16 @@ class Plan(PlanTable):
         if self.recording and self.adversary.view == "peer":
             raise ValueError(
                 'adversary.view = "peer" needs a federation to simulate: a recorded message cannot be seen by a peer'
+            )
+        if self.recording and self.adversary.view == "malicious_server":
+            raise ValueError(
+                'a recording cannot have adversary.view = "malicious_server", since its model was sent already: '
+                "simulate a federation"
+            )
+        if self.adversary.view == "malicious_server" and self.adversary.round != 0:
+            raise ValueError(
+                'the view "malicious_server" crafts the model of the first round: leave adversary.round out, and give '
+                "a trained model as federation.init"
             )
         if self.recording and self.defences:
             raise ValueError(

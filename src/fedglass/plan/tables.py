@@ -210,7 +210,8 @@ class FederationTable(PlanTable):
     examples: Examples | Annotated[list[Examples], Field(min_length=1, max_length=10_000)] | None = None
     """Examples per client, or a list with one number for each client; left out: all examples."""
     test_examples: HeldOut = 0
-    """Examples that no client has, to measure the trained model: a random draw, with the classes in proportion."""
+    """Examples that no client has, to measure the trained model: a random draw from `data`, with the classes in
+    proportion. A test split of its own, such as `test_images` in an npz file, is not read."""
     server_examples: HeldOut = 0
     """Examples of the server that no client has, for rules such as balance, which compare with the update from them."""
     partition: Literal["iid", "dirichlet", "writers"] = "iid"
@@ -290,7 +291,7 @@ class ChainTable(PlanTable):
 
 
 class AdviseTable(PlanTable):
-    """What `fedglass advise` compares; audits ignore it."""
+    """The settings that `fedglass advise` compares; audits ignore it."""
 
     chain: Annotated[list[ChainTable], Field(max_length=20), Listed] = []
     """Chains of defences to compare, one or several tables; left out: `[[defences]]` as one chain."""

@@ -1,4 +1,6 @@
-"""Cracking Federated Privacy: coarse-to-fine gradient inversion [K. Zhu et al., 2025], and its ablations.
+"""Cracking Federated Privacy: coarse-to-fine gradient inversion [K. Zhu et al., 2025].
+
+Its ablations and the attacks that it is compared with follow below.
 
 Two stages of `iterations` each. The paper runs 30,000 each with 5 restarts, on GPUs; the defaults, 500 each and
 one restart, take about 5 minutes for one 32 x 32 picture and a ResNet-18 on one core. Total variation is the paper's
@@ -7,6 +9,20 @@ framework (Breaching) that the paper builds on, is twelve times weaker, and lets
 
 Variants that are not in the paper serve pruned messages, clients that train BatchNorm by batch statistics, and clients
 that also send running statistics.
+
+Attacks that the coarse-to-fine paper [K. Zhu et al., 2025] compares with, composed as it runs them.
+
+- `invg`: Inverting Gradients [Geiping et al., 2020];
+- `idlg_adam`: iDLG [Zhao et al., 2020] with Adam;
+- `sapag`: A Self-Adaptive Privacy Attack from Gradients [Wang et al., 2020; the conference paper of 2022 is called
+  Variance of the Gradient Also Matters];
+- `agic`: Approximate Gradient Inversion Attack on Federated Learning [Xu et al., 2022];
+- `hfgradinv`: High-Fidelity Gradient Inversion in Distributed Learning [Ye et al., 2024];
+- `fedleak`: Boosting Gradient Leakage Attacks [Fan et al., 2025].
+
+All have GradInversion's labels, one gradient for the whole message and total variation, which the paper adds to every
+attack (Sec. 5.1). The iterate of lowest energy is returned, as the paper's framework (Breaching) does, unless a recipe
+says otherwise. The paper's budget is 30,000 iterations and 5 restarts.
 """
 
 from __future__ import annotations
@@ -16,13 +32,23 @@ from dataclasses import replace
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import BesideStatistics, ObservedResidual, OneGradient
+from fedglass.attack.images.latent import GeneratorWeights
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.signs import MinimumRule
-from fedglass.attack.parts import Forward, Labels
-from fedglass.attack.solvers.adam import Adam, SignedAdam
+from fedglass.attack.labels.targets import MinimumRule
+from fedglass.attack.parts import FirstEpoch, Forward, Labels, Solver
+from fedglass.attack.refine.restoration import MedianFilter
+from fedglass.attack.solvers.adam import Adam, LookaheadAdam, QuantisedAdam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay, Lowest, LowestFrom, RateSchedule, StepDecay
-from fedglass.attack.terms.distance import Cosine, SupportCosine
-from fedglass.attack.terms.layers import Ramp
+from fedglass.attack.terms.distance import (
+    Cosine,
+    GaussianKernel,
+    GrowingCosine,
+    LayeredCosine,
+    PartialMatch,
+    Ramp,
+    SquaredError,
+    SupportCosine,
+)
 from fedglass.attack.terms.priors import (
     PixelVariation,
     RelativeVariation,
@@ -34,7 +60,9 @@ from fedglass.attack.terms.priors import (
 from fedglass.attack.terms.term import After, ScaleRule, Term, WithStatistics
 from fedglass.core.facts import Fact
 from fedglass.core.registry import register
+from fedglass.core.text import IDLG
 from fedglass.core.types import BatchNorm, Observation
+from fedglass.recipes.inverting_gradients import PAPER as INVERTING_GRADIENTS
 
 PAPER = (
     "Zhu, Yang, Guo, Qin, Wang, Wang, Nan, Zheng: Cracking Federated Privacy, 2025, "
@@ -221,3 +249,140 @@ def coarse_to_fine_statistics(
         )
 
     return replace(attack, stages=tuple(map(with_statistics, attack.stages)))
+
+
+GROWN = 4 / 15
+"""The share of the iterations after which `hfgradinv` adds no more layers: 4,000 of 15,000 iterations."""
+
+
+def _pixel_search(labels: Labels, objective: Term, solver: Solver, restarts: int) -> Attack:
+    return Attack(labels, (Stage(OneGradient(), Pixels(), objective, solver),), restarts=restarts)
+
+
+def _signed_adam(iterations: int) -> SignedAdam:
+    return SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
+
+
+def _adam(rate: float, iterations: int) -> Adam:
+    return Adam(rate=rate, iterations=iterations, schedule=StepDecay(), keep=Lowest())
+
+
+@register(
+    "attacks",
+    "invg",
+    summary="inverting_gradients_published with GradInversion's labels, iterate of lowest energy",
+    paper=INVERTING_GRADIENTS,
+)
+def invg(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
+    """Return Inverting Gradients as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A].
+
+    The paper's weight of total variation could not be confirmed.
+    """
+    objective = Cosine() + tv * TotalVariation(share=1.0)
+    return _pixel_search(labels, objective, _signed_adam(iterations), restarts)
+
+
+@register("attacks", "idlg_adam", summary="idlg with Adam and GradInversion's labels, for deep networks", paper=IDLG)
+def idlg_adam(
+    labels: Labels = MINIMUM_RULE, tv: float = 0.01, rate: float = 0.1, iterations: int = 1000, restarts: int = 1
+) -> Attack:
+    """Return iDLG as the coarse-to-fine paper runs it [K. Zhu et al., 2025, App. A]: Adam and total variation.
+
+    Adam replaces L-BFGS because of deep networks. The weight of total variation, the rate, the decay and the bounds
+    could not be confirmed and are those of the other baselines. iDLG itself has no such term.
+    """
+    objective = SquaredError() + tv * TotalVariation(share=1.0)
+    return _pixel_search(labels, objective, _adam(rate, iterations), restarts)
+
+
+@register(
+    "attacks",
+    "sapag",
+    summary="Gaussian kernel of each layer's difference, bandwidth from the message",
+    paper="Wang, Deng, Guo, Wang, Meng, Liu, Ding, Rajasekaran: SAPAG, 2020, https://arxiv.org/abs/2009.06228",
+)
+def sapag(
+    labels: Labels = MINIMUM_RULE,
+    width: float = 1.0,
+    tv: float = 0.01,
+    rate: float = 0.1,
+    iterations: int = 1000,
+    restarts: int = 1,
+) -> Attack:
+    """Use the Gaussian kernel of each layer's difference as distance, with a bandwidth read from the message.
+
+    The authors' code is not public. Adam, its rate, the labels and total variation are those of the other baselines;
+    SAPAG's own solver and layer weights could not be confirmed (see `GaussianKernel`).
+    """
+    objective = GaussianKernel(width) + tv * TotalVariation(share=1.0)
+    return _pixel_search(labels, objective, _adam(rate, iterations), restarts)
+
+
+@register(
+    "attacks",
+    "agic",
+    summary="cosine distance with weights that increase with depth, local steps taken as one",
+    paper="Xu, Hong, Huang, Chen, Decouchant: AGIC, SRDS 2022, https://arxiv.org/abs/2204.13784",
+)
+def agic(labels: Labels = MINIMUM_RULE, tv: float = 0.01, iterations: int = 1000, restarts: int = 1) -> Attack:
+    """Return Inverting Gradients with layers that weigh more towards the output; local steps count as one.
+
+    The update of several local steps is approximated by the one gradient of all examples at the weights before, instead
+    of a simulation. The paper can also join the messages of several rounds, which one message does not offer. Its code
+    was not found in public and its exact weights could not be confirmed: those of the layers are those of
+    `LayeredCosine`, all local steps weigh the same.
+    """
+    objective = LayeredCosine() + tv * TotalVariation(share=1.0)
+    return _pixel_search(labels, objective, _signed_adam(iterations), restarts)
+
+
+@register(
+    "attacks",
+    "hfgradinv",
+    summary="cosine distance on a growing, random part of the message, quantised Adam",
+    paper=(
+        "Ye, Luo, Zhou, Tang: High-Fidelity Gradient Inversion in Distributed Learning, AAAI 2024, "
+        "https://github.com/MiLab-HITSZ/2023YeHFGradInv"
+    ),
+)
+def hfgradinv(labels: Labels = MINIMUM_RULE, tv: float = 0.005, iterations: int = 1000, restarts: int = 1) -> Attack:
+    """Match the last layers first, then more of them, a random part of their entries; total variation from 20 % on.
+
+    As released for ResNet-34, all shares of 15,000 iterations, with total variation as the only prior. The release adds
+    batch statistics, and estimates labels with a network trained for the purpose. It restarts the comparison of
+    energies whenever layers join; here it starts after the last time.
+    """
+    solver = QuantisedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=LowestFrom(GROWN))
+    objective = GrowingCosine(until=GROWN) + After(tv * TotalVariation(share=1.0), 0.2)
+    return _pixel_search(labels, objective, solver, restarts)
+
+
+@register(
+    "attacks",
+    "fedleak",
+    summary="weights of a generator, the larger entries of each layer, a look one step ahead",
+    paper=(
+        "Fan, Wang, Chen, Zhou: Boosting Gradient Leakage Attacks (FedLeak), USENIX Security 2025, "
+        "https://arxiv.org/abs/2506.08435"
+    ),
+)
+def fedleak(
+    labels: Labels = MINIMUM_RULE,
+    tv: float = 1e-5,
+    width: int = 256,
+    median: int = 5,
+    iterations: int = 1000,
+    restarts: int = 1,
+    crop: bool = False,
+) -> Attack:
+    """Search the weights of a generator by partial gradient matching and gradient regularisation; last iterate.
+
+    As released (read from the copy in github.com/KaimingZhu/FedLeak_transfer_test: 10,000 iterations, rate 0.01 with
+    cosine decay, a median filter at the end), at full resolution and with inferred labels as the coarse-to-fine paper
+    runs it; the release uses the true ones. AdamW's weight decay is left out, and total variation is measured in
+    whitened coordinates. Sides other than powers of two are resized, or cropped with `crop`.
+    """
+    solver = LookaheadAdam(rate=0.01, iterations=iterations, schedule=CosineDecay())
+    objective = PartialMatch() + tv * TotalVariation(share=1.0)
+    stage = Stage(OneGradient(), GeneratorWeights(width, crop=crop), objective, solver)
+    return Attack(labels, (stage,), FirstEpoch(), (MedianFilter(median),), restarts)

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, BestOf, GuessEpochs
 from fedglass.attack.defaults import run_by_default
-from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import RepeatedGradient
+from fedglass.attack.forward.messages import ThroughFilter
 from fedglass.attack.forward.unroll import BUDGET_MIB, Unroll, UnrollEpochs
 from fedglass.attack.images.pixels import BoundedEpochPixels, EpochPixels, FreePixels, OrderedEpochPixels, Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
-from fedglass.attack.needs import needs_of
-from fedglass.attack.parts import Forward, Images, Labels
+from fedglass.attack.parts import Forward, Images, Labels, needs_of
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay, ExponentialDecay
-from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.distance import Cosine, LayeredSquaredError, Ramp
 from fedglass.attack.terms.priors import (
     AbsoluteEpochPrior,
     CircularTotalVariation,

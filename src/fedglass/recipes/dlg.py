@@ -7,7 +7,7 @@ from fedglass.attack.defaults import run_by_default
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import FreePixels
 from fedglass.attack.labels.assigned import JointLabels
-from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.labels.targets import SignRule
 from fedglass.attack.solvers.adam import LBFGS
 from fedglass.attack.terms.distance import SquaredError
 from fedglass.core.registry import register

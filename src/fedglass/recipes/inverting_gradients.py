@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
-from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
+from fedglass.attack.forward.messages import ThroughFilter
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.labels.targets import SignRule
 from fedglass.attack.parts import Forward, Labels
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.solvers.schedules import StepDecay

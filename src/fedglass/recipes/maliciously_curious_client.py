@@ -7,11 +7,10 @@ examples behind the step, the adversary's own among them, by cosine distance and
 
 from __future__ import annotations
 
-from fedglass.attack.accepted_updates import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.best_of import AnyAttack, AttacksByRule, BestOf, GuessRule
 from fedglass.attack.defaults import path_options
-from fedglass.attack.forward.aggregation_rules import (
+from fedglass.attack.forward.messages import (
     Combination,
     OneClient,
     SoftMedian,
@@ -20,12 +19,12 @@ from fedglass.attack.forward.aggregation_rules import (
     SupposedTrimmedMean,
     Through,
 )
+from fedglass.attack.hypotheses import AcceptedClients, AllClients, AllOthers, GuessAccepted, OneOther, SomeOthers
 from fedglass.attack.images.latent import NONE, OWN, Latent, decoder_named, located_decoder
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.assigned import AssignedLabels
 from fedglass.attack.labels.counts import LastLayerCounts
-from fedglass.attack.needs import needs_of
-from fedglass.attack.parts import Images, Labels
+from fedglass.attack.parts import Images, Labels, needs_of
 from fedglass.attack.peer_knowledge import KeepOwnUpdate, LabelsOfOthers
 from fedglass.attack.solvers.adam import Adam, SignedAdam
 from fedglass.attack.solvers.schedules import CosineDecay

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedglass.attack.attack import Attack, Stage
 from fedglass.attack.defaults import run_by_default
-from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment
+from fedglass.attack.forward.messages import ThroughFilter
 from fedglass.attack.images.pixels import Pixels
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.parts import Forward, Labels

@@ -23,7 +23,7 @@ from fedglass.core.rng import stream
 from fedglass.fl.canaries import LENGTH
 from fedglass.models.names import unwrap
 from fedglass.recorders.client import ClientRecorder, folder_name
-from fedglass.recordings.canaries import CanaryKey, keys_folder, store_key
+from fedglass.recordings.privacy import CanaryKey, keys_folder, store_key
 
 log = logging.getLogger("fedglass")
 ANNOUNCED = (

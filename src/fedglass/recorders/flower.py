@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fedglass.core.errors import UsageError
 from fedglass.recorders.canaries import ANNOUNCED, UpdateCanaries
 from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
-from fedglass.recorders.filters import flower_defences
+from fedglass.recorders.defences import flower_defences
 from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
 from fedglass.recorders.hooks import TrainingReader
 

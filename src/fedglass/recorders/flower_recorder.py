@@ -18,11 +18,11 @@ import numpy as np
 
 from fedglass.core.errors import UsageError
 from fedglass.recorders.client import copy_training, folder_name, log_and_continue
-from fedglass.recorders.filters import Part, flower_clipping, is_adaptive
+from fedglass.recorders.defences import Part, flower_clipping, is_adaptive
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.epsilons import SPENT
 from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
 from fedglass.recordings.format import MANIFEST
+from fedglass.recordings.privacy import SPENT
 
 NAME_METRIC = "partition-id"
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.jit._trace import is_tracing
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -26,24 +27,24 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
-from fedglass.recorders.opacus import PoissonBatches, private_step
+from fedglass.core.errors import UsageError
+from fedglass.models.network import FunctionListener, OnCall
+from fedglass.recorders.defences import PoissonBatches, private_step
 from fedglass.recorders.steps import (
     ForwardPass,
     ForwardPasses,
     Gradient,
     LossCall,
+    ObservedNetwork,
     ObservedStep,
     has_weight_penalty,
     tensors_in,
 )
 
 log = logging.getLogger("fedglass")
-OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
-"""A listener: it receives the function, its arguments and options, and its result."""
 
 LOSSES: Mapping[Any, str] = {
     getattr(F, name): name
@@ -56,18 +57,13 @@ LOSSES: Mapping[Any, str] = {
 """Loss functions by name; torch's modules call them too."""
 
 
-class FunctionListener(TorchFunctionMode):
-    """Tells a listener of all functions, in the thread that has entered it."""
+TORCH_FUNC = "Per-example gradients by torch.func are not read: use Opacus or torch.autograd.grad."
 
-    def __init__(self, on_call: OnCall) -> None:
-        super().__init__()
-        self._on_call = on_call
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        result = func(*args, **options)
-        self._on_call(func, args, options, result)
-        return result
+@functools.cache
+def warn_once(error: str) -> None:
+    """Log what ended an observation; every client and round of a loop ends in the same way."""
+    log.warning("fedglass cannot observe this training. The training continues. %s", error)
 
 
 @contextmanager
@@ -149,6 +145,8 @@ class TrainingReader:
         self.steps: list[ObservedStep] = []
         self.fault = ""
         """The error that ended the observation; what came before is then not all of the training. Empty without one."""
+        self.network: ObservedNetwork | None = None
+        """The network of the first forward pass."""
         self._thread: int | None = None
         self._open = ExitStack()
         self._keep_examples = keep_examples
@@ -202,7 +200,8 @@ class TrainingReader:
                 listen(*args)
             except Exception as error:  # noqa: BLE001 # no error of an observer may end the training
                 self.fault = type(error).__name__
-                log.warning("fedglass cannot observe this training (%s). The training continues.", self.fault)
+                text = " ".join(str(error).split())
+                warn_once(text if isinstance(error, UsageError) else f"{self.fault}: {text}")
 
         return safe
 
@@ -231,6 +230,7 @@ class TrainingReader:
                 self._handles[id(parameter)] = handle
 
     def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
+        self.network = self.network or forward.network
         for tensor in outputs:
             on_gradient(tensor, self._harmless(forward.on_gradient))
 
@@ -245,6 +245,8 @@ class TrainingReader:
         if not isinstance(result, Tensor) or not result.requires_grad or not self._observes_graph():
             return
         if function in LOSSES:
+            if is_functorch_wrapped_tensor(result):
+                raise UsageError(TORCH_FUNC)
             loss = LossCall.of(LOSSES[function], args, options)
             on_gradient(result, self._harmless(loss.on_gradient))
             self._losses.append(loss)

@@ -26,12 +26,12 @@ from torch import Tensor
 from fedglass.core.errors import UsageError
 from fedglass.recorders.canaries import NO_FILTER
 from fedglass.recorders.client import ClientRecorder, copy_training, folder_name, log_and_continue
-from fedglass.recorders.filters import nvflare_defence
+from fedglass.recorders.defences import nvflare_defence
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
-from fedglass.recordings.epsilons import LEDGER, svt_ledger
 from fedglass.recordings.facts import EXTRA_ARRAYS, sizes_of_extras
 from fedglass.recordings.format import MANIFEST, Form
+from fedglass.recordings.privacy import LEDGER, svt_ledger
 
 log = logging.getLogger("fedglass")
 SITE_FILTERS = "task_result_filters"
@@ -226,7 +226,10 @@ class TrainingEnds(_Recorder):
             log.warning("fedglass observed no training: it runs in another process, or not with torch.")
             return
         client = fl_ctx.get_identity_name()
-        defences = [] if arrays is None else defences_of(fl_ctx, arrays[2].data_kind, _local_steps(arrays[2]))
+        defences = list[dict[str, Any]]()
+        if arrays is not None:
+            steps = arrays[2].get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
+            defences = defences_of(fl_ctx, arrays[2].data_kind, steps)
         place = Path(self.folder) / folder_name(client)
         recorder = ClientRecorder(place, client, truth=self.truth, model=self.model, whitening=self.whitening)
         recorder.trained(index, reader, defences)
@@ -279,10 +282,6 @@ def _peer(fl_ctx: Any) -> str:
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Any]) -> bool:
     return list(one) == list(other) and all(np.array_equal(one[n].numpy(), np.asarray(other[n])) for n in one)
-
-
-def _local_steps(dxo: DXO) -> object:
-    return dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
 
 
 def defences_of(fl_ctx: Any, kind: str, steps: object = 1) -> list[dict[str, Any]]:

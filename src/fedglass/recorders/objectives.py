@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedglass.recorders.steps import LossCall
 
 CLASS_LOSS, PIXEL_LOSS = "cross_entropy", "pixel_cross_entropy"
 SIGMOID_LOSS = "binary_cross_entropy_with_logits"
@@ -30,22 +33,10 @@ class NamedObjective:
     """The number of classes, or of numbers that are predicted."""
 
 
-class ObservedLoss(Protocol):
-    """A call of a loss function of torch, as `LossCall` records it."""
-
-    name: str
-    targets: Tensor | None
-    reduction: str
-    label_smoothing: float
-    weight: float
-    inputs: Tensor | None
-    options: Mapping[str, Any]
-
-
 OfOutputs = Callable[[Tensor], Tensor]
 
 
-def named_objective(losses: Sequence[ObservedLoss], outputs: Sequence[Tensor], examples: int) -> NamedObjective | None:
+def named_objective(losses: Sequence[LossCall], outputs: Sequence[Tensor], examples: int) -> NamedObjective | None:
     """Return the loss of a step; None if it has no name, or if its targets are not those of the step's examples."""
     if len(losses) != 1:
         return None
@@ -82,7 +73,7 @@ def named_objective(losses: Sequence[ObservedLoss], outputs: Sequence[Tensor], e
 
 
 def _of_classes(
-    loss: ObservedLoss,
+    loss: LossCall,
     arguments: tuple[Tensor, Tensor],
     outputs: Sequence[Tensor],
     examples: int,
@@ -107,7 +98,7 @@ def _of_classes(
     return NamedObjective(CLASS_LOSS if inputs.dim() == 2 else PIXEL_LOSS, options, targets.long(), inputs.shape[1])
 
 
-def _reduction(loss: ObservedLoss, targets: Tensor) -> str | None:
+def _reduction(loss: LossCall, targets: Tensor) -> str | None:
     """Return the reduction that was differentiated: the mean or the sum of the loss itself; None if it is another."""
     by_mean = {"sum": len(targets), "none": targets.numel()}
     if abs(loss.weight - 1) <= SAME and loss.reduction in ("mean", "none"):

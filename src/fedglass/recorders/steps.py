@@ -15,12 +15,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
+from fedglass.recorders.defences import PrivateStep
 from fedglass.recorders.objectives import NamedObjective, named_objective
-from fedglass.recorders.opacus import PrivateStep
 
 NETWORK_OUTPUT = "made by a network"
 """A mark on nodes of autograd's graph."""
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+class ObservedNetwork(NamedTuple):
+    """A network, as a forward pass shows it."""
+
+    module: nn.Module | None
+    shape: tuple[int, ...] | None
+    """The shape of one input."""
+    outputs: int | None
+    """The number of outputs of a classifier."""
 
 
 @dataclass(eq=False)
@@ -45,6 +55,11 @@ class ForwardPass:
     """All outputs, of any shape."""
     used: bool = False
     """Whether a gradient came back through it."""
+
+    @property
+    def network(self) -> ObservedNetwork:
+        shape = None if self.inputs is None else tuple(self.inputs.shape[1:])
+        return ObservedNetwork(self.module, shape, self.logits[0].shape[1] if self.logits else None)
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
@@ -213,7 +228,7 @@ class LossCall:
 
     @property
     def plain_mean(self) -> bool:
-        """Whether it is the mean over all examples, of one class each, with the weight 1."""
+        """Return whether it is the mean over all examples, of one class each, with the weight 1."""
         is_class = self.targets is not None and is_class_labels(self.targets)
         return self.plain and is_class and abs(self.weight - 1) <= 1e-3
 
@@ -314,7 +329,7 @@ class ObservedStep:
     ) -> Self:
         """Summarise the passes and losses since the previous step."""
         logits = [output for forward in passes for output in forward.logits]
-        first = passes[0] if passes else None
+        network = passes[0].network if passes else ObservedNetwork(None, None, None)
         return cls(
             **optimiser,
             passes=len(passes),
@@ -329,9 +344,7 @@ class ObservedStep:
             changed_outputs=bool(logits)
             and not all(loss.is_of(logits) for loss in losses if loss.name == "cross_entropy"),
             penalty=penalty,
-            module=None if first is None else first.module,
-            shape=None if first is None or first.inputs is None else tuple(first.inputs.shape[1:]),
-            outputs=first.logits[0].shape[1] if first is not None and first.logits else None,
+            **network._asdict(),
             objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
 

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from fedglass.models.names import unwrap
-from fedglass.recorders.opacus import privacy_facts
-from fedglass.recorders.steps import Gradient, ObservedStep
+from fedglass.recorders.defences import privacy_facts
+from fedglass.recorders.steps import Gradient, ObservedNetwork, ObservedStep
 from fedglass.recordings.facts import INPUTS, OBJECTIVE, RESERVATION_IDS, RESERVATIONS, UNKNOWN_LOSS
-from fedglass.recordings.filters import draws_poisson
+from fedglass.recordings.privacy import draws_poisson
 
 NEGLIGIBLE = 1e-3
 """A relative difference that is rounding."""
@@ -33,7 +33,7 @@ class Reservation(Enum):
 
     ODD_BATCHES = "The batches do not make whole epochs, for example because the last one is dropped."
     SEVERAL_OPTIMISERS = "Several optimisers took steps: {optimisers}."
-    CARRIED_STATE = "The optimiser carried its state over from an earlier round."
+    CARRIED_STATE = "The optimiser carried its state over from an earlier round: make it anew in each round."
     DIFFERENT_OPTIONS = "The options of the optimiser differ between parameter groups or steps."
     DIFFERENT_RATES = "The learning rate differs between steps or parameters."
     UNKNOWN_LOSS = "The loss was not computed by a function of torch.nn.functional."
@@ -108,18 +108,21 @@ def failed_facts() -> dict[str, Any]:
     return _reservation_facts({Reservation.OBSERVATION_FAILED: Reservation.OBSERVATION_FAILED.value})
 
 
-def model_facts(steps: Sequence[ObservedStep]) -> dict[str, Any]:
-    """Return the shape of an input, the number of classes, and the model's class if a plan can name it."""
-    step = next((step for step in steps if step.module is not None), None)
-    if step is None or step.module is None:
+def model_facts(steps: Sequence[ObservedStep], network: ObservedNetwork | None = None) -> dict[str, Any]:
+    """Return the shape of an input, the number of classes, and the model's class if a plan can name it.
+
+    Without a step they are those of the first forward pass, `network`.
+    """
+    seen = next((step for step in steps if step.module is not None), network)
+    if seen is None or seen.module is None:
         return {}
-    shape = None if step.shape is None else list(step.shape)
+    shape = None if seen.shape is None else list(seen.shape)
     is_image = shape is not None and len(shape) == 3
     facts = {
         "shape": shape if is_image else None,
         INPUTS: None if is_image else shape,
-        "classes": step.outputs if step.outputs is not None and step.outputs > 1 else _outputs(steps),
-        "model": _factory(step.module),
+        "classes": seen.outputs if seen.outputs is not None and seen.outputs > 1 else _outputs(steps),
+        "model": _factory(seen.module),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -182,7 +185,8 @@ def _losses(steps: Sequence[ObservedStep], reservations: Reservations) -> dict[s
         _add(reservations, Reservation.WEIGHTED_LOSS)
         names = ["weighted", *names]
     if "cross_entropy" in names and any(step.labels is None for step in steps if step.losses and step.rows):
-        _add(reservations, Reservation.OTHER_TARGETS)
+        if _objective(steps) in (None, {"name": UNKNOWN_LOSS}):  # a named loss, such as one of pixels, is simulated
+            _add(reservations, Reservation.OTHER_TARGETS)
         names = [*names, "of other targets"]
     if any(step.changed_outputs for step in steps):
         _add(reservations, Reservation.CHANGED_OUTPUTS)

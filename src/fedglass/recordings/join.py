@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.files import temporary_folder
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import parse_json, temporary_folder
 from fedglass.core.tensors import RUNNING, subtract
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE
 from fedglass.recordings.facts import FactSheet, merge_or_fail

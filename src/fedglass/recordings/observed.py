@@ -17,7 +17,7 @@ from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
 from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
-from fedglass.recordings.filters import draws_poisson, filter_problems, local_dp_std, same_filter
+from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]

@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import parse_json
 from fedglass.models.names import Names, names_of
 from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from fedglass import __version__
 from fedglass.core.errors import DataError, FedglassError, UsageError
-from fedglass.core.files import make_folder, read_file, write_atomic
+from fedglass.core.files import make_folder, parse_json, read_file, write_atomic
 from fedglass.core.losses import Loss
 from fedglass.core.optimisers import OPTIMISERS
-from fedglass.core.parsing import parse_json
 from fedglass.core.tensors import Params, buffers_of, weights_of
 from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript

@@ -21,12 +21,11 @@ from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtra
 from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
-from fedglass.models.frozen import exceeds_precision
-from fedglass.models.names import Names
+from fedglass.models.names import Names, exceeds_precision
 from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
-from fedglass.recordings.filters import draws_poisson
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
+from fedglass.recordings.privacy import draws_poisson
 from fedglass.recordings.reader import Bundle, aggregated_clients
 
 UNKNOWN_CLIENTS = "all clients"

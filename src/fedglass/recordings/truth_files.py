@@ -15,9 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError
-from fedglass.core.files import make_folder, write_atomic
+from fedglass.core.files import make_folder, parse_json, write_atomic
 from fedglass.core.losses import is_class_labels, is_target
-from fedglass.core.parsing import parse_json
 from fedglass.core.types import MOST_PIXELS
 from fedglass.federation.truth import Examples, Truths
 from fedglass.recordings.format import Index, Sha256, as_tensors
@@ -157,30 +156,58 @@ def load_truths(directory: Path) -> Truths:
         name: Examples(*check_examples(name, tensors[f"{i}{SEPARATOR}images"], tensors[f"{i}{SEPARATOR}labels"]))
         for i, name in enumerate(facts.clients)
     }
-    taken = {(entry.round, entry.client): entry.rows for entry in facts.taken}
-    order = {(entry.round, entry.client): entry.batches for entry in facts.order}
-    batch_labels = {(entry.round, entry.client): entry.batches for entry in facts.batch_labels}
-    rows_by_client = {client: frozenset(range(len(shown.labels))) for client, shown in examples.items()}
-    labels_by_client = {client: _classes(shown.labels) for client, shown in examples.items()}
-    for (_, client), rows in taken.items():
+    for entries in (facts.taken, facts.order, facts.batch_labels):
+        (place, times), *_ = *Counter((entry.round, entry.client) for entry in entries).most_common(1), (None, 0)
+        if place is not None and times > 1:
+            raise DataError(f"{path}: round {place[0]} of {place[1]!r} is there {times} times: save the truths again.")
+    truths = Truths(
+        examples,
+        {(entry.round, entry.client): entry.batches for entry in facts.batch_labels},
+        {(entry.round, entry.client): entry.rows for entry in facts.taken},
+        {(entry.round, entry.client): entry.batches for entry in facts.order},
+    )
+    _check_rows(path, truths)
+    _check_batch_labels(path, truths)
+    return truths
+
+
+def _check_rows(path: Path, truths: Truths) -> None:
+    rows_by_client = {client: frozenset(range(len(data.labels))) for client, data in truths.examples.items()}
+    for (_, client), rows in truths.taken.items():
         allowed = rows_by_client.get(client, frozenset())
         if not allowed.issuperset(rows) or len(set(rows)) < len(rows):
             raise DataError(
                 f"{path}: rows of {client!r} must be different rows of its {len(allowed)} examples: save the truths "
                 "again."
             )
-    for (index, client), batches in order.items():
-        trained = frozenset(taken.get((index, client), rows_by_client.get(client, frozenset())))
+    for (index, client), batches in truths.order.items():
+        trained = frozenset(truths.taken.get((index, client), rows_by_client.get(client, frozenset())))
         if not all(trained.issuperset(batch) for batch in batches):
             raise DataError(f"{path}: batches of {client!r} must be rows that it trained on: save the truths again.")
-    for (_, client), batches in batch_labels.items():
-        if not all(labels_by_client.get(client, frozenset()).issuperset(batch) for batch in batches):
-            raise DataError(f"{path}: labels of batches of {client!r} must be among its own: save the truths again.")
-    return Truths(examples, batch_labels, taken, order)
+        # A row may be there twice: recorders know equal images by their content, and samplers may replace.
+        longest = max(map(len, batches))
+        if longest * truths.examples[client].images[0].numel() > MOST_PIXELS:
+            raise DataError(
+                f"{path}: a batch of {client!r} has {longest} rows, more than any attack can handle: save the truths "
+                "again."
+            )
 
 
-def _classes(labels: Tensor) -> frozenset[int]:
-    return frozenset(labels.tolist()) if is_class_labels(labels) else frozenset()
+def _check_batch_labels(path: Path, truths: Truths) -> None:
+    """Check the labels of batches: those of the rows that were taken, or at least as many as the client has."""
+    for (index, client), batches in truths.batch_labels.items():
+        data, order = truths.examples.get(client), truths.order.get((index, client))
+        own = data.labels.tolist() if data is not None and is_class_labels(data.labels) else []
+        if order is not None and own:
+            fits = batches == tuple(tuple(own[row] for row in batch) for batch in order)
+        else:
+            trained = Counter(own[row] for row in truths.taken.get((index, client), range(len(own))) if own)
+            fits = all(Counter(batch) <= trained for batch in batches)
+        if not fits:
+            raise DataError(
+                f"{path}: labels of batches of {client!r} in round {index} must be those of the examples that it took: "
+                "save the truths again."
+            )
 
 
 MOST_TRUTHS = 10_000

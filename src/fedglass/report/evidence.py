@@ -12,8 +12,8 @@ from typing import Any
 
 from fedglass.bounds.success import eps_delta_success, gdp_success
 from fedglass.report.charts import ChartRow, strip_chart
-from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, tone
-from fedglass.report.sections import CHARTS, ChartFigure
+from fedglass.report.page import ChartFigure, Names, PageTable, TableCell, by_text, message_name, tone
+from fedglass.report.sections import CHARTS
 from fedglass.verdict.collect_doubts import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts

@@ -1,18 +1,24 @@
-"""The first screen of an audit's page, for a reader who decides: what was seen of whom, who could do it, what to do."""
+"""The first screen of an audit's page, for a reader who decides: what was seen of whom, who could do it, what to do.
+
+Below it is the threat model: a drawing of each adversary, what all adversaries know, and what only some know.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fedglass.report.page import Names, PageTable, message_name
+from markupsafe import Markup
+
+from fedglass.report.page import Names, PageTable, TableCell, environment, message_name, some
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.doubts import DoubtKind, Question
 from fedglass.verdict.gate import Gate, State, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, reads
-from fedglass.verdict.records import Record, grouped
+from fedglass.verdict.records import STANDPOINTS, UNNAMED, KnownFact, Record, Sight, ThreatModel, grouped
 from fedglass.verdict.texts import Flag, count
 
 MOST_STEPS = 5
@@ -32,6 +38,7 @@ READERS = {
     "server": "Anyone with access to the server",
     "aggregate": "Anyone with access to the server",
     "peer": "Any of the {participants} participants",
+    "malicious_server": "Anyone who controls the server and the model that it sends",
 }
 """Standpoint -> who can run such an attack."""
 
@@ -52,7 +59,7 @@ def overview(records: Sequence[Record], verdict: Verdict, gate: Gate, names: Nam
     seen: dict[str, str] = {}
     for client, text in _seen_of_clients(records, gate, names):
         seen.setdefault(client, text)
-    table = PageTable(["client", "what was seen"], list(seen.items())) if seen else None
+    table = PageTable(["client", "what was seen in its worst message"], list(seen.items())) if seen else None
     return Overview(list(dict.fromkeys(map(reader, records))), table, list(_steps(records, verdict, gate)))
 
 
@@ -104,3 +111,129 @@ def _steps(records: Sequence[Record], verdict: Verdict, gate: Gate) -> Iterator[
     ]
     steps = [verdict.step, *(flag.step for flag in sorted(asked, key=lambda flag: flag.kind not in ALWAYS))]
     yield from list(dict.fromkeys(step for step in steps if step))[:MOST_STEPS]
+
+
+WIDTH, HEIGHT = 220, 132
+"""Size of the drawings in `templates/scene_*.svg`; their colours come from the page's style sheet."""
+
+
+def drawing(standpoint: str, title: str) -> Markup | None:
+    """Return the federation with its adversary and what it sees marked; None for a standpoint without a drawing."""
+    if standpoint not in STANDPOINTS:
+        return None
+    return Markup(environment().get_template(f"scene_{standpoint}.svg").render(title=title))
+
+
+MOST_ROUNDS = 12
+"""Rounds that the page describes one by one."""
+
+
+def threat_section(records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return the threat model of the records for the page.
+
+    `common` are the facts that all adversaries know, `differences` those that only some know. `defences` come with the
+    views that have them where views differ. `rounds` says which updates the aggregation rule accepted, and what
+    poisoners did.
+    """
+    model = ThreatModel([Sight.of(record) for record in records])
+    return {
+        "adversaries": [_adversary(standpoint, records, names) for standpoint in model.standpoints],
+        "attacks": model.attacks,
+        "common": PageTable(["", ""], [[name.replace("_", " "), _cell(fact)] for name, fact in model.common.items()]),
+        "differences": _differences(model, names),
+        "defences": _defences(records, names),
+        "rounds": _rounds(records),
+    }
+
+
+def _adversary(standpoint: str, records: Sequence[Record], names: Names) -> dict[str, Any]:
+    """Return one standpoint, drawn and described: who could do this, and how many images are in the message."""
+    group = [r for r in records if (r.standpoint if r.standpoint in STANDPOINTS else "") == standpoint]
+    who, sees = STANDPOINTS.get(standpoint, UNNAMED)
+    scene, views = drawing(standpoint, f"{who} {sees}"), some([names[record.view] for record in group])
+    return {"who": who, "sees": sees, "scene": scene, "views": views, "lines": _crowd(standpoint, group)}
+
+
+def _crowd(standpoint: str, records: Sequence[Record]) -> list[str]:
+    """Say who could do this, and among how many clients an image hides.
+
+    >>> _crowd("server", [])
+    []
+    """
+    if standpoint in ("server", "malicious_server"):
+        return []
+    sizes = [(len(r.participants), len(r.contributors), len(r.labels_true)) for r in records if r.contributors]
+    lines = []
+    for participants, contributors, images in dict.fromkeys(sizes):
+        total = f", {count(images, 'image')} in all" if images else ""
+        if standpoint == "peer":
+            lines.append(f"Any of the {participants} participants could do this with what it receives anyway.")
+            lines.append(f"The message contains images of {count(contributors, 'other client')}{total}.")
+        else:
+            lines.append(f"The message contains images of {count(contributors, 'client')}{total}.")
+    return list(dict.fromkeys(lines))
+
+
+def _differences(model: ThreatModel, names: Names) -> PageTable | None:
+    """Return a row for each distinct set of facts that not all adversaries know."""
+    columns = model.different_names
+    if not columns:
+        return None
+    rows = [
+        [_views_cell(sights, model, names), *(_cell(facts.get(name)) for name in columns)]
+        for sights, facts in model.differences
+    ]
+    return PageTable(["view", *(name.replace("_", " ") for name in columns)], rows)
+
+
+def _views_cell(sights: Sequence[Sight], model: ThreatModel, names: Names) -> TableCell:
+    """Return the views of these sights, and their attacks where these are not all of the audit's."""
+    group = ThreatModel(sights)
+    everywhere = len(group.views) == len(model.views) > 1
+    text = "all views" if everywhere else "; ".join(some([names[view] for view in group.views]))
+    return TableCell(text, note="" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks)))
+
+
+def _cell(fact: KnownFact | None) -> TableCell:
+    """Return a fact, with a badge where no real adversary has it."""
+    if fact is None:
+        return TableCell("")
+    return TableCell(fact.text, badge="oracle" if fact.oracle else "", tone="inconclusive")
+
+
+def _defences(records: Sequence[Record], names: Names) -> list[tuple[str, Sequence[str]]]:
+    """Return the defences of the messages, with their views where these differ; nothing where none is known."""
+    views_by_defences: dict[tuple[str, ...], list[str]] = {}
+    for record in records:
+        if record.defences is not None:
+            views_by_defences.setdefault(tuple(record.defences) or ("No defence.",), []).append(names[record.view])
+    together = len(views_by_defences) == 1 and all(record.defences is not None for record in records)
+    return [("" if together else "; ".join(some(views)), lines) for lines, views in views_by_defences.items()]
+
+
+def _rounds(records: Sequence[Record]) -> list[str]:
+    """Say which updates the aggregation rule accepted in each audited round, and what poisoners did there."""
+    rounds = dict.fromkeys((r.round, tuple(r.participants), tuple(r.accepted)) for r in records if r.participants)
+    lines = [_accepted(*facts) for facts in sorted(rounds)]
+    return some([*lines, *(line for record in records for line in record.behaviours)], MOST_ROUNDS)
+
+
+def _all(participants: Sequence[str]) -> str:
+    return "the only update" if len(participants) == 1 else f"all {len(participants)} updates"
+
+
+def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) -> str:
+    """Describe one round.
+
+    >>> _accepted(3, ("a", "b", "c"), ("b",))
+    'Round 3: the aggregation rule accepted 1 of 3 updates (b) and rejected those of a, c.'
+    """
+    rejected = [name for name in participants if name not in accepted]
+    if not rejected:
+        return f"Round {index}: the aggregation rule accepted {_all(participants)}."
+    if not accepted:
+        return f"Round {index}: the aggregation rule rejected {_all(participants)}; the model did not change."
+    return (
+        f"Round {index}: the aggregation rule accepted {len(accepted)} of {len(participants)} updates "
+        f"({', '.join(some(accepted))}) and rejected those of {', '.join(some(rejected))}."
+    )

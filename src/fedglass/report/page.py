@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 
 from fedglass import __version__
 from fedglass.core.errors import UsageError
 from fedglass.core.files import RefusedFile, read_file, write_atomic
+from fedglass.core.text import values_by_key
 from fedglass.verdict.doubts import Severity
 from fedglass.verdict.records import ROUNDS, Record
-from fedglass.verdict.texts import percent
+from fedglass.verdict.texts import Flag, percent
 
 LARGEST = 8 * 2**20
 """Largest picture in bytes; no attack can handle larger images."""
@@ -113,6 +115,17 @@ def _png_size(data: bytes) -> tuple[int, int] | None:
         Image.DecompressionBombWarning,
     ):
         return None
+
+
+@dataclass(frozen=True)
+class ChartFigure:
+    """A chart with its title and note."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+    labels: Sequence[Flag] = ()
+    """Doubts about the shown figures."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +267,4 @@ def by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     >>> by_text([("No noise.", "a"), ("No noise.", "b"), ("Too long.", "c")])
     [('a; b', 'No noise.'), ('c', 'Too long.')]
     """
-    names_by_text: dict[str, list[str]] = {}
-    for text, name in pairs:
-        names_by_text.setdefault(text, []).append(name)
-    return [("; ".join(some(names)), text) for text, names in names_by_text.items()]
+    return [("; ".join(some(names)), text) for text, names in values_by_key(pairs).items()]

@@ -1,30 +1,43 @@
-"""Reports for pipelines: JUnit XML with one test case for each record, and SARIF with one result for each finding.
+"""Reports for pipelines: JUnit XML, SARIF, and a summary in Markdown for the page of a job.
 
 In JUnit XML a leak and an exposed record are failures. A failed case is an error, and so is an inconclusive one. SARIF
 has a rule for each kind of finding and of doubt, whose identifiers do not change from version to version.
+
+The summary holds no pictures, because the page of a job is often public.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from fedglass import __version__
-from fedglass.report.html import NO_BASELINE, judged_by, plan_text, records_of
+from fedglass.report.audit_page import plan_text, title_of
+from fedglass.report.glossary import doubts_by_question
 from fedglass.report.page import anchor, write_page
-from fedglass.verdict.baseline import FindingBaseline
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.directory import PLAN
 from fedglass.verdict.doubts import Severity
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.judge import Verdict, judge
-from fedglass.verdict.outcomes import Outcome, OutcomeKind, outcomes_of, unfinished, without_paths
+from fedglass.verdict.judge import Verdict
+from fedglass.verdict.outcomes import (
+    NO_BASELINE,
+    FindingBaseline,
+    JudgedAudit,
+    Outcome,
+    OutcomeKind,
+    unfinished,
+    without_paths,
+)
 from fedglass.verdict.records import Record
+from fedglass.verdict.summary import AttackFigures, by_attack
 from fedglass.verdict.texts import PROTECT, TABLE
 
 ELEMENTS: dict[OutcomeKind, str] = {
@@ -36,11 +49,10 @@ ELEMENTS: dict[OutcomeKind, str] = {
 """As skipped, an inconclusive case would be green in every dashboard."""
 
 
-def write_junit(directory: Path, path: Path, baseline: FindingBaseline = NO_BASELINE) -> Path:
-    """Write the records of an audit directory as JUnit XML, and return the path."""
-    records = records_of(directory)
-    gate, missing, _ = judged_by(directory, len(records))
-    return write_page(path, junit(outcomes_of(records, gate), gate, unfinished(missing, records), baseline))
+def write_junit(audit: JudgedAudit, path: Path) -> Path:
+    """Write the records of an audit as JUnit XML, and return the path."""
+    incomplete = unfinished(audit.missing, audit.records)
+    return write_page(path, junit(audit.outcomes, audit.gate, incomplete, audit.baseline))
 
 
 def junit(
@@ -131,40 +143,31 @@ TAGS = ["security", "privacy", "federated-learning", "CoSAI:FLP", "OWASP-AISVS:C
 """CoSAI's risk map: leaks of federated learning (FLP). OWASP AISVS: chapter C11, adversarial robustness and privacy."""
 
 
-def write_sarif(directory: Path, path: Path, baseline: FindingBaseline = NO_BASELINE, plan: str = PLAN) -> Path:
-    """Write the records of an audit directory as SARIF, and return the path.
+def write_sarif(audit: JudgedAudit, path: Path, plan: str = PLAN) -> Path:
+    """Write the records of an audit as SARIF, and return the path.
 
     `plan` is the plan file as a path in the repository, which is the place of every finding. The default is the copy in
     the audit directory: the place of the user's own file stays private.
     """
-    records = records_of(directory)
-    gate, missing, _ = judged_by(directory, len(records))
-    log = sarif(records, gate, missing, baseline, plan, plan_text(directory) or "")
-    return write_page(path, json.dumps(log, indent=1, allow_nan=False) + "\n")
+    return write_page(path, json.dumps(sarif(audit, plan), indent=1, allow_nan=False) + "\n")
 
 
-def sarif(
-    records: Sequence[Record],
-    gate: Gate,
-    missing: int | None = 0,
-    baseline: FindingBaseline = NO_BASELINE,
-    plan: str = PLAN,
-    plan_content: str = "",
-) -> dict[str, Any]:
-    """Return the log of one run; `missing` counts the planned cases that have not run (None: unknown)."""
-    outcomes, rules, results = outcomes_of(records, gate), dict[str, dict[str, Any]](), list[dict[str, Any]]()
-    for outcome in outcomes:
+def sarif(audit: JudgedAudit, plan: str = PLAN) -> dict[str, Any]:
+    """Return the log of one run."""
+    rules, results = dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    plan_content = plan_text(audit.directory) or ""
+    for outcome in audit.outcomes:
         place = _place(plan, plan_content, outcome.record.attack)
-        for rule, level, description, text in _findings(outcome, gate):
+        for rule, level, description, text in _findings(outcome, audit.gate):
             rules.setdefault(rule, _rule(rule, level, description))
-            results.append(_result(outcome, rule, level, text, place, baseline))
+            results.append(_result(outcome, rule, level, text, place, audit.baseline))
     order = sorted(rules)
     for result in results:
         result["ruleIndex"] = order.index(result["ruleId"])
-    verdict = baseline.apply(judge(records, gate, missing), records, gate, missing)
+    incomplete = unfinished(audit.missing, audit.records)
     run = {
         "tool": {"driver": {"name": "fedglass", "version": __version__, "rules": [rules[name] for name in order]}},
-        "invocations": [_invocation(verdict, outcomes, unfinished(missing, records))],
+        "invocations": [_invocation(audit.verdict, audit.outcomes, incomplete)],
         "results": results,
         "columnKind": "unicodeCodePoints",
     }
@@ -228,7 +231,10 @@ def _result(
     finding = "\n".join([rule, record.attack, record.view, str(record.round), str(record.repeat)])
     hashed = hashlib.sha256(finding.encode(errors="replace")).hexdigest()[:16]
     entry = baseline.of(record) if outcome.is_finding else None
-    suppressed = {} if entry is None else {"suppressions": [_suppression(f"Until {entry.expires}: {entry.reason}")]}
+    suppressed = {}
+    if entry is not None:
+        reason = without_paths(f"Until {entry.expires}: {entry.reason}")
+        suppressed = {"suppressions": [{"kind": "external", "status": "accepted", "justification": reason}]}
     return {
         "ruleId": rule,
         "ruleIndex": 0,
@@ -243,10 +249,6 @@ def _result(
     }
 
 
-def _suppression(reason: str) -> dict[str, str]:
-    return {"kind": "external", "status": "accepted", "justification": without_paths(reason)}
-
-
 def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], incomplete: str) -> dict[str, Any]:
     """Return whether the audit completed, its exit code, and its errors."""
     errors = [f"{o.record.attack}: {o.title}. {o.sentence}" for o in outcomes if o.kind == "failed"]
@@ -257,3 +259,72 @@ def _invocation(verdict: Verdict, outcomes: Sequence[Outcome], incomplete: str) 
         "exitCodeDescription": without_paths(verdict.sentence),
         "toolExecutionNotifications": [{"level": "error", "message": message(text)} for text in errors],
     }
+
+
+_MARKS = re.compile(r"([\\`*_{}\[\]()#+!|~@-])")
+MOST = 50
+"""Findings that a summary lists."""
+
+
+def write_markdown(audit: JudgedAudit, path: Path) -> Path:
+    """Write the summary of an audit as Markdown, and return the path."""
+    records, gate = audit.records, audit.gate
+    parts = [
+        _head(audit.verdict, title_of(plan_text(audit.directory))),
+        _attacks(by_attack(records, gate)),
+        _findings_section(audit.outcomes, audit.baseline),
+        _accepted(audit.outcomes, audit.baseline),
+        _doubts([flag.advice for _, groups in doubts_by_question(records, gate) for flag, _, _ in groups]),
+        _cases(records),
+    ]
+    return write_page(path, "\n\n".join(filter(None, parts)) + "\n")
+
+
+def safe(text: str) -> str:
+    """Return a text on one line that Markdown shows as it is.
+
+    >>> safe("a|b <img> [x](y)\\n# c")
+    'a\\\\|b &lt;img&gt; \\\\[x\\\\]\\\\(y\\\\) \\\\# c'
+    """
+    return _MARKS.sub(r"\\\1", html.escape(" ".join(without_paths(text).split()), quote=False))
+
+
+def _head(verdict: Verdict, title: str) -> str:
+    lines = [verdict.sentence, verdict.interval, *verdict.limits]
+    step = f"**Next step:** {safe(verdict.step)}" if verdict.step else ""
+    heading = f"## fedglass: {safe(verdict.title)}{f' ({safe(title)})' if title else ''}"
+    paragraphs = [heading, *map(safe, lines), step, f"Exit code: {verdict.exit_code}."]
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([safe(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
+
+
+def _attacks(groups: Sequence[AttackFigures]) -> str:
+    rows = ([g.attack, str(g.cases), f"{g.recovered} of {g.images}" if g.images else "not scored"] for g in groups)
+    return _table(["attack", "cases", "images recovered"], rows)
+
+
+def _findings_section(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
+    findings = [o for o in outcomes if o.is_finding and baseline.of(o.record) is None]
+    rows = [[o.kind, o.record.attack, o.title, o.record.key, o.sentence] for o in findings[:MOST]]
+    more = f"\n\n{len(findings) - MOST} more findings are in the report." if len(findings) > MOST else ""
+    return _table(["finding", "attack", "case", "record", "what it says"], rows) + more
+
+
+def _accepted(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
+    rows = [[o.record.key, o.kind, o.sentence, e.reason, str(e.expires)] for o, e in baseline.accepted(outcomes)]
+    table = _table(["accepted record", "finding", "what it says", "reason", "until"], rows)
+    return "\n\n".join(filter(None, [table, *map(safe, baseline.remarks(outcomes))]))
+
+
+def _doubts(texts: Sequence[str]) -> str:
+    lines = "\n".join(f"- {safe(text)}" for text in texts)
+    return f"<details><summary>Doubts: {len(texts)}</summary>\n\n{lines}\n\n</details>" if texts else ""
+
+
+def _cases(records: Sequence[Record]) -> str:
+    failed = sum(record.status == "failed" for record in records)
+    return f"{len(records)} cases have run, {failed} of them failed. Pictures and details are in report.html."

@@ -7,39 +7,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from fedglass.core.metric_scale import Scale
 from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.overview import reader, recovered_by_client
-from fedglass.report.page import Names, PageTable, TableCell, by_text, message_name, some
+from fedglass.report.page import ChartFigure, Names, PageTable, TableCell, by_text, message_name, some
 from fedglass.verdict.collect_doubts import flags_of
 from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import Record, grouped
 from fedglass.verdict.summary import AttackFigures, ScoredImage
-from fedglass.verdict.texts import Flag, count, percent
+from fedglass.verdict.texts import count, percent
 
 Scales = Mapping[str, Scale]
 """Metric -> its scale."""
 
 CHARTS = 12
 """Largest number of charts of one kind in a page, those that leaked most first."""
-
-
-@dataclass(frozen=True)
-class ChartFigure:
-    """A chart with its title and note."""
-
-    title: str
-    svg: Markup
-    note: str = ""
-    labels: Sequence[Flag] = ()
-    """Doubts about the shown figures."""
 
 
 def figures_table(groups: Sequence[AttackFigures], gate: Gate, scales: Scales, names: Names) -> PageTable:

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from fedglass import __version__
-from fedglass.audit.cases import AuditProgress, Case
 from fedglass.audit.cost import iterations_of_stages
 from fedglass.audit.play import was_cut_short
+from fedglass.audit.target import AuditProgress, Case
 from fedglass.core.errors import UsageError, unknown_name
 from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
-from fedglass.reproduce.cost import GradientTimer, experiment_seconds, time_gradient, warm_up_seconds
 from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.paper import Comparison, Experiment, paper_of
 from fedglass.reproduce.results import Place, Result, append_result, read_results
-from fedglass.reproduce.run import ready_to_run
+from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedglass.audit.cases import Case
+from fedglass.audit.target import Case
 from fedglass.core.errors import ModelError, UsageError, unknown_name
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive

@@ -1,4 +1,7 @@
-"""Charts of a re-creation: measures over the rows of a table, along a training, and plots of single cases."""
+"""The page of a re-creation: the table, what it was made from, pictures and charts.
+
+Charts show measures over the rows of a table, along a training, and single cases.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,26 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
+from fedglass.audit.cost import duration
+from fedglass.core.text import values_by_key
 from fedglass.report.charts import line_chart, trade_off
+from fedglass.report.page import Album, ChartFigure, InlinePicture, PageTable, TableCell, render, write_page
 from fedglass.reproduce.cases import Cell
-from fedglass.reproduce.compare import measures_of, values_by_client
-from fedglass.reproduce.tables import Row, Table, setting_text
-from fedglass.verdict.records import Record
+from fedglass.reproduce.compare import (
+    ComparedCell,
+    compare_cells,
+    describe_data,
+    describe_spread,
+    measures_of,
+    remarks,
+    strips_of,
+    values_by_client,
+)
+from fedglass.reproduce.tables import Figure, Row, Table, setting_text
+from fedglass.verdict.records import Record, grouped
 
 DRAWN = {"psnr": ("PSNR", "dB"), "ssim": ("SSIM", ""), "lpips": ("LPIPS", ""), "rmse": ("RMSE", "")}
 UNDEFENDED = "none"
@@ -43,16 +57,7 @@ class LogPlot:
     points: Mapping[str, Sequence[tuple[float, float]]]
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its caption."""
-
-    title: str
-    svg: Markup
-    note: str = ""
-
-
-def charts_of(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Chart]:
+def charts_of(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ChartFigure]:
     """Return all charts of a table: over its rows, along the training, and of the first case of each cell."""
     charts = []
     for measure, (name, unit) in DRAWN.items():
@@ -83,23 +88,23 @@ def join_setting(of: Table, values: Sequence[str]) -> str:
     return ", ".join(value if field == "dataset" else f"{title}\u00a0{value}" for (field, title), value in headed)
 
 
-def _chart(heading: str, series: Series, x_title: str, y_title: str, note: str) -> list[Chart]:
+def _chart(heading: str, series: Series, x_title: str, y_title: str, note: str) -> list[ChartFigure]:
     """Return one chart of the series that have points; none without any."""
     drawn = {name: points for name, points in series.items() if points}
-    return [Chart(heading, trade_off(heading, drawn, x_title, y_title), note)] if drawn else []
+    return [ChartFigure(heading, trade_off(heading, drawn, x_title, y_title), note)] if drawn else []
 
 
-def _case_charts(setting: str, record: Record | None) -> list[Chart]:
+def _case_charts(setting: str, record: Record | None) -> list[ChartFigure]:
     """Return what a probe measured along an axis, or over one quantity, in one case."""
     extra: Mapping[str, Any] = {} if record is None else record.extra
     charts = []
     for curve in (Curve(**fields) for fields in extra.get("curves", [])):
         charts.append(
-            Chart(curve.title, line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES), setting)
+            ChartFigure(curve.title, line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES), setting)
         )
     for plot in (LogPlot(**fields) for fields in extra.get("lines", [])):
         svg = trade_off(plot.title, plot.points, plot.axis, plot.title, log=True)
-        charts.append(Chart(f"{plot.title} over {plot.axis}", svg, setting))
+        charts.append(ChartFigure(f"{plot.title} over {plot.axis}", svg, setting))
     return charts
 
 
@@ -112,21 +117,18 @@ def _along_training(cell: Cell, records: Mapping[str, Record], prefix: str) -> l
 
 def _panels(cells: Sequence[Cell], fields: Sequence[str]) -> dict[str, list[Cell]]:
     """Group the cells that one chart shows by what they have in common."""
-    panels: dict[str, list[Cell]] = {}
-    for cell in cells:
-        panels.setdefault(", ".join(setting_text(cell.row.setting[field]) for field in fields), []).append(cell)
-    return panels
+    return grouped(cells, lambda cell: ", ".join(setting_text(cell.row.setting[field]) for field in fields))
 
 
 def _over_rows(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], measure: str) -> Series:
     """Return a line for each method and setting of the other fields, through the means of its rows."""
     means = [(cell, statistics.fmean(values)) for cell in cells if (values := values_by_client(cell, records, measure))]
-    points: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for cell, mean in means:
-        x = _x_of(of, cell.row)
-        if x is not None:
-            for label in _line_labels(of, cell, [other for other, _ in means]):
-                points.setdefault(label, []).append((x, mean))
+    points = values_by_key(
+        (label, (x, mean))
+        for cell, mean in means
+        if (x := _x_of(of, cell.row)) is not None
+        for label in _line_labels(of, cell, [other for other, _ in means])
+    )
     series = {label: points[parts] for parts, label in zip(points, _distinct(list(points)), strict=True)}
     return series | _best_guess(of, cells, records) if series and measure == "rmse" else series
 
@@ -179,3 +181,104 @@ def _x_of(of: Table, row: Row) -> float | None:
         return float(positions[str(value)])
     x = float(str(value))
     return math.log10(x) if of.drawn_over.get("log") else x
+
+
+@dataclass(frozen=True)
+class PictureStrip:
+    """A line of pictures with its title."""
+
+    title: str
+    note: str
+    picture: InlinePicture
+
+
+@dataclass(frozen=True)
+class PictureGroup:
+    """The pictures of one client in one row of the table, one strip below the other."""
+
+    title: str
+    strips: Sequence[PictureStrip]
+    epochs: Sequence[PictureStrip] = ()
+    """The same images at each local epoch, before they were matched and averaged."""
+
+
+def write_recreation(
+    directory: Path, figure: Figure, of: Table, cells: Sequence[Cell], records: Mapping[str, Record], command: str
+) -> Path:
+    """Write the page next to the records, under the table's name."""
+    album = Album(directory)
+    compared = compare_cells(of, cells, records)
+    cases = [case for cell in cells for case in cell.cases]
+    columns = ["setting", "method", *(measure.title for measure in of.measures.values()), "runs", "time", "memory"]
+    probes = dict.fromkeys((cell.title, repr(cell.experiment.probe)) for cell in cells)
+    # The methods of one row on the same data share their originals.
+    by_originals = grouped(cells, lambda cell: (cell.row.number, cell.experiment.setup.data))
+    html = render(
+        "reproduce.html",
+        name=figure.name,
+        title=figure.title,
+        source=of.source,
+        data=describe_data(cells),
+        progress=f"{sum(row.done for row in compared)} of {sum(row.planned for row in compared)} runs are done.",
+        spread=describe_spread(of, cells),
+        clients=of.clients,
+        table=PageTable(columns, [_table_row(of, row) for row in compared]),
+        notes=remarks(of, cells, records),
+        charts=charts_of(of, cells, records),
+        averaged=bool(of.drawn_over or of.drawn_along),
+        groups=[group for row in by_originals.values() for group in _groups(of, row, records, album)],
+        failures=[(case.title, r.error) for case in cases if (r := records.get(case.key)) and r.status == "failed"],
+        attacks=PageTable(["method", "exactly as run"], [list(pair) for pair in probes]),
+        command=command,
+    )
+    return write_page(directory / f"{figure.name}.html", html)
+
+
+def _table_row(of: Table, row: ComparedCell) -> list[TableCell | str]:
+    numbers = [TableCell(unbroken(row.measured[m]), note=unbroken(f"paper {row.published[m]}")) for m in of.measures]
+    runs = f"{row.done} of {row.planned}" + (f", {row.failed} failed" if row.failed else "")
+    time = "-" if row.seconds is None else unbroken(duration(row.seconds))
+    memory = "-" if row.peak_mib is None else unbroken(f"{row.peak_mib:.0f} MiB")
+    return [join_setting(of, row.setting), row.method, *numbers, runs, time, memory]
+
+
+def unbroken(text: str) -> str:
+    """Return the text with spaces at which no line ends.
+
+    >>> unbroken("1 ± 2")
+    '1\\xa0±\\xa02'
+    """
+    return text.replace(" ", "\u00a0")
+
+
+def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[PictureGroup]:
+    """Return one group for each client, with all methods below its originals."""
+    groups = []
+    for index, case in enumerate(cells[0].cases):
+        pictured = [
+            (cell, record, strips)
+            for cell in cells
+            if (record := records.get(cell.cases[index].key)) is not None and (strips := strips_of(record))
+        ]
+        if pictured:
+            original = PictureStrip("original", "", album.inline(str(pictured[0][2]["original"]), "originals"))
+            reconstructed = [_strip(*entry, album) for entry in pictured]
+            # The epochs of one client only: they are many.
+            epochs = [e for cell, _, strips in pictured for e in _epochs(cell, strips, album)] if index == 0 else []
+            part = f" ({case.subject.part})" if case.subject.part else ""
+            title = f"{describe_setting(of, cells[0])}: client {case.subject.client}{part}"
+            groups.append(PictureGroup(title, [original, *reconstructed], epochs))
+    return groups
+
+
+def _strip(cell: Cell, record: Record, strips: Mapping[str, Any], album: Album) -> PictureStrip:
+    measures = measures_of(record)
+    notes = [f"{measures['psnr']:.1f} dB"]
+    notes += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
+    notes += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
+    return PictureStrip(cell.title, ", ".join(notes), album.inline(str(strips["reconstruction"]), cell.title))
+
+
+def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[PictureStrip]:
+    titled = ((f"{cell.title}, epoch {i}", path) for i, path in enumerate(strips.get("epochs", []), 1))
+    return [PictureStrip(title, "", album.inline(str(path), title)) for title, path in titled]

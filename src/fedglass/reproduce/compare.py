@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedglass.audit.cost import iterations_of_stages
+from fedglass.core.text import values_by_key
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table, mean_and_spread, number, setting_text
@@ -123,10 +124,11 @@ def values_by_client(cell: Cell, records: Mapping[str, Record], measure: str) ->
 
     The settings share the client's images, so that they are not independent.
     """
-    values: dict[int, list[float]] = {}
-    for case in cell.cases:
-        if is_done(case, records) and measure in (measures := measures_of(records[case.key])):
-            values.setdefault(case.subject.client, []).append(measures[measure])
+    values = values_by_key(
+        (case.subject.client, measures[measure])
+        for case in cell.cases
+        if is_done(case, records) and measure in (measures := measures_of(records[case.key]))
+    )
     return [statistics.fmean(of_client) for of_client in values.values()]
 
 

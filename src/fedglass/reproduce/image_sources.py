@@ -17,8 +17,7 @@ from fedglass.core.errors import DataError, UsageError
 from fedglass.core.identity import digest, of_tensor
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Whitening
-from fedglass.data.builtin import photos
-from fedglass.data.catalogue import load
+from fedglass.data.catalogue import load, photos
 from fedglass.data.dataset import CIFAR10, CIFAR100, FASHION_MNIST, FEMNIST, MNIST, Dataset
 from fedglass.federation.truth import Examples
 from fedglass.reproduce.samples import read_samples
@@ -158,7 +157,7 @@ class Population:
 
     @property
     def embedded(self) -> bool:
-        """Whether the images are those of the package, since a folder of stand-ins has none."""
+        """Return whether the images are those of the package, since a folder of stand-ins has none."""
         return self.source == KINDS[self.kind].embedded
 
     def test(self) -> Examples:

@@ -33,28 +33,21 @@ class TrainedNetwork:
     accuracy: float
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedMessage:
-    """One message of some clients, which train where it is attacked."""
-
-    experiment: Experiment
-    clients: Sequence[Client]
-    seed: int
-    network: TrainedNetwork | None = None
-    """The network that they start from, if there was a warm-up."""
-
-    def target(self) -> Target:
-        setup, supposed, network = self.experiment.setup, self.experiment.supposed, self.network
-        model = network_of(setup, self.seed, None if network is None else network.path)
-        federation = federation_of(setup, model, self.clients, self.seed)
-        (pending,) = Simulated(federation, views=(setup.view(),), knows=self.experiment.knows).targets(no_progress)
-        target = ready_target(pending)
-        observation = target.observation
-        return replace(
-            target,
-            observation=observation if supposed is None else with_training(observation, supposed),
-            utility={} if network is None else {"accuracy": network.accuracy},
-        )
+def simulated_message(
+    experiment: Experiment, clients: Sequence[Client], seed: int, network: TrainedNetwork | None = None
+) -> Target:
+    """Return one message of some clients, which start from a network that was warmed up, if there is one."""
+    setup, supposed = experiment.setup, experiment.supposed
+    model = network_of(setup, seed, None if network is None else network.path)
+    federation = federation_of(setup, model, clients, seed)
+    (pending,) = Simulated(federation, views=(setup.view(),), knows=experiment.knows).targets(no_progress)
+    target = ready_target(pending)
+    observation = target.observation
+    return replace(
+        target,
+        observation=observation if supposed is None else with_training(observation, supposed),
+        utility={} if network is None else {"accuracy": network.accuracy},
+    )
 
 
 def clients_of_message(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
@@ -100,41 +93,33 @@ PATIENCE = 20
 """Rounds that a peer waits for one in which the rule accepts an update of another client."""
 
 
-@dataclass(frozen=True, eq=False)
-class PlayedFederation:
-    """One run of a federation up to a late round; its number determines network, data and training."""
-
-    experiment: Experiment
-    population: Population
-    index: int
-    seed: int
-
-    def target(self) -> Target:
-        setup = self.experiment.setup
-        run, seed = _run_of(setup), derive(self.seed, "run", self.index)
-        federation = federation_of_run(setup, self.population, self.index, seed)
-        attacked = with_attacked_batches(federation, setup)
-        test, utility = self.population.test(), dict[str, float]()
-        for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
-            if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
-                utility[f"{ACCURACY} after {index + 1}"] = accuracy(
-                    model_after(federation.model, round_), federation.whitening, test
-                )
-            if index + 1 < run.rounds:
-                continue
-            seen = round_ if attacked is federation else attacked.repeat_round(index, round_)
-            if not setup.sizes or readable(federation, seen):
-                break
-        else:
-            raise UsageError(
-                f"In {PATIENCE} rounds from round {run.rounds} on, the rule accepted no update of another client: "
-                "choose another round."
+def played_federation(experiment: Experiment, population: Population, number: int, seed: int) -> Target:
+    """Play a federation up to a late round; the number of the run determines network, data and training."""
+    setup = experiment.setup
+    run = _run_of(setup)
+    federation = federation_of_run(setup, population, number, derive(seed, "run", number))
+    attacked = with_attacked_batches(federation, setup)
+    test, utility = population.test(), dict[str, float]()
+    for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
+        if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
+            utility[f"{ACCURACY} after {index + 1}"] = accuracy(
+                model_after(federation.model, round_), federation.whitening, test
             )
-        view = PeerView(0, index) if setup.sizes else ServerView(0, index)
-        transcript = Transcript(federation.model, attacked.terms, {index: seen})
-        truths = attacked.truths([index])
-        target = target_of(transcript, view, view.see(transcript, self.experiment.knows, truths), truths)
-        return replace(target, utility=utility, public=Public.of(test.images, test.labels))
+        if index + 1 < run.rounds:
+            continue
+        seen = round_ if attacked is federation else attacked.repeat_round(index, round_)
+        if not setup.sizes or readable(federation, seen):
+            break
+    else:
+        raise UsageError(
+            f"In {PATIENCE} rounds from round {run.rounds} on, the rule accepted no update of another client: "
+            "choose another round."
+        )
+    view = PeerView(0, index) if setup.sizes else ServerView(0, index)
+    transcript = Transcript(federation.model, attacked.terms, {index: seen})
+    truths = attacked.truths([index])
+    target = target_of(transcript, view, view.see(transcript, experiment.knows, truths), truths)
+    return replace(target, utility=utility, public=Public.of(test.images, test.labels))
 
 
 def federation_of_run(setup: Setup, population: Population, index: int, seed: int) -> Federation:

@@ -56,7 +56,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class ClientTraining:
-    """How many examples each client of a federation owns, and how it trains on them."""
+    """The number of examples that each client of a federation owns, and how it trains on them."""
 
     examples: int
     training: Training

@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import RefusedFile, locked, make_folder, read_file
+from fedglass.core.text import values_by_key
 from fedglass.reproduce.tables import Printed, Row, Table, mean_and_spread, paper_name, table
+from fedglass.verdict.records import grouped
 
 MOST_BYTES = 256 * 2**20
 CLOSE = 0.05
@@ -164,10 +166,11 @@ class MeasuredLine:
         """Return mean and spread over clients; the parts that a row averages over are averaged first."""
         if not self.is_measured:
             return self._from_page(measure)
-        by_client: dict[tuple[int | None, int], list[float]] = {}
-        for result in self.results:
-            if measure in result.metrics:
-                by_client.setdefault((result.client, result.seed), []).append(result.metrics[measure])
+        by_client = values_by_key(
+            ((result.client, result.seed), result.metrics[measure])
+            for result in self.results
+            if measure in result.metrics
+        )
         return mean_and_spread([statistics.fmean(values) for values in by_client.values()], deviation)
 
     def _from_page(self, measure: str) -> Printed | None:
@@ -226,11 +229,10 @@ def lines_of(of: Table, results: Iterable[Result]) -> list[MeasuredLine]:
 
     The order depends on sizes alone: runs before figures of an older page, more iterations, more runs.
     """
-    groups: dict[tuple[int, str, str], list[Result]] = {}
-    for result in results:
-        if result.table == of.name:
-            kind = f"{sorted(result.options.items())} {result.data} {result.provenance}"
-            groups.setdefault((result.row, result.method, kind), []).append(result)
+    groups = grouped(
+        (result for result in results if result.table == of.name),
+        lambda r: (r.row, r.method, f"{sorted(r.options.items())} {r.data} {r.provenance}"),
+    )
     methods = list(of.methods)
     lines = [MeasuredLine(of.rows[row - 1], method, group) for (row, method, _), group in groups.items()]
     return sorted(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedglass.core.files import read_file
+from fedglass.core.text import values_by_key
 from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
 from fedglass.reproduce.tables import Measure, Printed, Table, figure, names, number, paper_name, setting_text, table
 
@@ -78,7 +79,7 @@ def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
     lines = lines_of(of, results)
     known = {**ALSO_SHOWN, **of.measures}
     names_in_order = [*of.measures, *(name for name in ALSO_SHOWN if name not in of.measures)]
-    measures = {name: known[name] for name in names_in_order if any(_has(line, name) for line in lines)}
+    measures = {name: known[name] for name in names_in_order if any(line.value(name) is not None for line in lines)}
     yield f"### {of.name}: {of.title}\n"
     if lines:
         heads = [f"{measure.title}: paper | measured | blind guess" for measure in measures.values()]
@@ -94,10 +95,6 @@ def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
         yield f"Not run: {_listed(absent, len(of.rows))}.\n"
     elif not lines:
         yield "Not run. The paper prints no numbers here.\n"
-
-
-def _has(line: MeasuredLine, measure: str) -> bool:
-    return line.value(measure) is not None
 
 
 def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Measure]) -> str:
@@ -127,11 +124,8 @@ def _listed(entries: Sequence[tuple[int, str]], rows: int) -> str:
     >>> _listed([(1, "sme"), (2, "sme"), (3, "sme"), (2, "ig")], 4)
     'sme rows 1 to 3; ig row 2'
     """
-    by_method: dict[str, list[int]] = {}
-    for row, method in entries:
-        by_method.setdefault(method, []).append(row)
     texts = []
-    for method, missing in by_method.items():
+    for method, missing in values_by_key((method, row) for row, method in entries).items():
         if len(missing) == rows and rows > 1:
             texts.append(f"{method} all rows")
             continue

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedglass.core.errors import DataError
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 from fedglass.data.dataset import Dataset, measured
 from fedglass.data.files import contents
-from fedglass.data.readers import read_npz, read_picture
+from fedglass.data.readers import read_npz
+from fedglass.data.readers_of_pictures import read_picture
 
 LABELS = "labels.csv"
 MOST_ROWS = 10_000

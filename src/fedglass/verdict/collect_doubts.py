@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.core.metric_scale import Scale
-from fedglass.core.text import Note, some
+from fedglass.core.text import NON_FINITE, TAKEN_AS_DISTINCT, some, values_by_key
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
 from fedglass.verdict.gate import Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
@@ -35,7 +35,12 @@ DECLARED = (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NO_TRUTH, DoubtKind.NOT_REPL
 def flag(doubt: Doubt) -> Flag:
     """Return the text of a doubt, filled with its details; a missing detail becomes empty."""
     template, details = TABLE[doubt.kind], defaultdict(str, {name: _shown(v) for name, v in doubt.details.items()})
-    return replace(template, text=template.text.format_map(details).strip(), step=template.step.format_map(details))
+    for name in details:
+        if f"{{{name}}}." in template.text:  # a detail may be a sentence, which the template ends
+            details[name] = details[name].rstrip(".")
+    return replace(
+        template, text=template.text.format_map(details).strip(), step=template.step.format_map(details).strip()
+    )
 
 
 def _shown(value: object) -> str:
@@ -57,10 +62,7 @@ def doubts_of(record: Record, gate: Gate) -> list[Doubt]:
 
 def with_refutations(records: Sequence[Record]) -> list[Record]:
     """Return the records; a certificate that a game on the same message refutes gets that doubt."""
-    games: dict[tuple[str, int], list[Game]] = {}
-    for record in records:
-        if record.game is not None:
-            games.setdefault(record.message, []).append(record.game)
+    games = values_by_key((record.message, record.game) for record in records if record.game is not None)
     compared = []
     for record in records:
         certificate = record.certificate
@@ -117,9 +119,9 @@ def _of_search(record: Record, gate: Gate) -> Iterator[Doubt]:
     hits = gate.hits(ImageScores.of(record))
     stored = record.extra.get("notes")
     notes = stored if isinstance(stored, list) else []
-    if Note.NON_FINITE in notes:
+    if NON_FINITE in notes:
         yield doubt(DoubtKind.NON_FINITE_STOP)
-    if Note.TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
+    if TAKEN_AS_DISTINCT in notes and record.label_errors != 0:
         yield doubt(DoubtKind.LABELS_TAKEN_AS_DISTINCT)
     if not hits or all(hits):
         return

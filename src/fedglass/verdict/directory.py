@@ -10,10 +10,11 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,30 @@ from pydantic import ValidationError
 from safetensors.numpy import save
 
 from fedglass.core.errors import AuditError, DataError, UsageError
-from fedglass.core.files import locked, make_folder, open_file, read_file, write_atomic
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import (
+    RefusedFile,
+    check_json_size,
+    json_size,
+    locked,
+    make_folder,
+    open_file,
+    parse_json,
+    read_file,
+    write_atomic,
+)
 from fedglass.verdict.records import SCHEMA, Picture, Record, is_unchanged
 
 PLAN, CLAIM, RECORDS, LOCK = "plan.toml", "audit.json", "records.jsonl", ".lock"
 SUMMARY, REPORT, PICTURES, RECONSTRUCTIONS = "summary.json", "report.html", "pictures", "reconstructions"
-MOST_BYTES = 2**32
-"""Of a file in an audit directory: larger ones are not read."""
+MOST_BYTES = 2**26
+"""Of `audit.json` and `summary.json`: larger ones are not read."""
+MOST_RECORD_BYTES, LONGEST_RECORD, MOST_RECORDS = 2**29, 2**25, 100_000
+"""Of `records.jsonl`: its bytes, those of one line, and its lines. All in memory stay below 4 GiB."""
 IN_A_STRIP, GAP = 16, 2
 """Images in a strip, as in SME's figures, and the white pixels between them."""
+MOST_FILE_BYTES = 2**31 + 2**20
+"""Of a file of reconstructions, raw and refined, and of a picture."""
+_SPLIT = "Restore the file, or audit into several directories with -o."
 Array = NDArray[Any]
 
 
@@ -61,35 +76,61 @@ class RecordFile:
         return [record for record, unchanged in self._entries() if unchanged]
 
     def changed(self) -> list[Record]:
-        """Return the records that no longer are what was written, or whose reconstructions are not."""
+        """Return the records that no longer are what was written, or have a file that is not."""
         latest = {record.key: (record, unchanged) for record, unchanged in self._entries()}
         return [record for record, unchanged in latest.values() if not unchanged]
 
+    def missing(self) -> list[str]:
+        """Return the files of the records that are not there any more."""
+        names = dict.fromkeys(name for record in self.read() for name in _digests(record))
+        return [name for name in names if not (self.path.parent / name).exists()]
+
     def _entries(self) -> list[tuple[Record, bool]]:
-        """Return every record, and whether it and its reconstructions are as they were written."""
+        """Return every record, and whether it and its files are as they were written."""
+        entries, values, containers = list[tuple[Record, bool]](), 0, 0
+        for number, line in enumerate(self._lines(), 1):
+            more_values, more_containers = json_size(line)
+            values, containers = values + more_values, containers + more_containers
+            try:
+                check_json_size(values, containers)
+            except ValueError as error:
+                raise DataError(f"{self.path} cannot be read: {error}. {_SPLIT}") from None
+            if number > MOST_RECORDS:
+                raise DataError(f"{self.path} cannot be read: it has more than {MOST_RECORDS:,} lines. {_SPLIT}")
+            if line.endswith(b"\n") or _is_complete(line):
+                record = self._parse(line, number)
+                entries.append((record, is_unchanged(line) and self._has_its_files(record)))
+        return entries
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield one line after another, the last one perhaps torn; nothing longer than a record is read."""
         try:
-            data = read_file(self.path, MOST_BYTES)
+            with open_file(self.path, limit=MOST_RECORD_BYTES) as file:
+                for number in itertools.count(1):
+                    line = file.readline(LONGEST_RECORD + 1)
+                    if len(line) > LONGEST_RECORD:
+                        raise DataError(
+                            f"{self.path} line {number} is not a record (more than {LONGEST_RECORD} bytes): delete "
+                            "that line to run its case again, or restore the file."
+                        )
+                    if not line:
+                        return
+                    yield line
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return
+        except RefusedFile as error:
+            raise AuditError(f"Cannot read {self.path}: {error.strerror}. {_SPLIT}") from error
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
-        *lines, tail = data.split(b"\n")
-        complete = [*lines, tail] if _is_complete(tail) else lines
-        records = [self._parse(line, number) for number, line in enumerate(complete, 1)]
-        return [
-            (record, is_unchanged(line) and self._has_its_file(record))
-            for record, line in zip(records, complete, strict=True)
-        ]
 
-    def _has_its_file(self, record: Record) -> bool:
-        """Check the file of reconstructions against the record; one that was deleted shows nothing wrong."""
-        path = self.path.parent / RECONSTRUCTIONS / f"{record.key}.safetensors"
+    def _has_its_files(self, record: Record) -> bool:
+        """Check the files against the record; one that was deleted shows nothing wrong."""
+        return all(self._is_as_written(name, digest) for name, digest in _digests(record).items())
+
+    def _is_as_written(self, name: str, digest: str) -> bool:
         try:
-            with open_file(path, within=self.path.parent) as file:
-                return (
-                    not record.reconstructions
-                    or hashlib.file_digest(file, "sha256").hexdigest() == record.reconstructions
-                )
+            with open_file(self.path.parent / name, within=self.path.parent, limit=MOST_FILE_BYTES) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == digest
         except FileNotFoundError:
             return True
         except OSError:
@@ -106,6 +147,12 @@ class RecordFile:
                 f"{self.path} line {number} is not a record ({where}: {first['msg']}): delete that line to "
                 "run its case again, or restore the file; if a newer fedglass wrote it, use that version."
             ) from error
+
+
+def _digests(record: Record) -> dict[str, str]:
+    """Return the files of a record with their SHA-256."""
+    tensors = f"{RECONSTRUCTIONS}/{record.key}.safetensors"
+    return {**({tensors: record.reconstructions} if record.reconstructions else {}), **record.picture_files}
 
 
 def claim(directory: Path, digest: str) -> None:
@@ -252,18 +299,20 @@ class Reconstructed:
         data = save(stored)
         write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", data)
         record = record.model_copy(update={"reconstructions": hashlib.sha256(data).hexdigest()})
-        shown = [store_picture(directory, f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
+        files = PictureFiles(directory)
+        shown = [files.store(f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
-        raw = [store_picture(directory, f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
+        raw = [files.store(f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
         frames = [] if self.film is None else list(self.film.swapaxes(0, 1))  # (epochs, c, h, w) each
-        films = [store_picture(directory, f"{record.key}_{i}_film.png", strip(film)) for i, film in enumerate(frames)]
+        films = [files.store(f"{record.key}_{i}_film.png", strip(film)) for i, film in enumerate(frames)]
         if self.originals is None:
             paths = {"pictures": shown, "pictures_raw": raw, "films": films, "film_captions": list(self.film_captions)}
-            return record.model_copy(update={"extra": {**record.extra, **{k: v for k, v in paths.items() if v}}})
+            extra = {**record.extra, **{k: v for k, v in paths.items() if v}}
+            return record.model_copy(update={"extra": extra, "picture_files": files.digests})
         scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
         pictures = [
             Picture(
-                original=_original(directory, original),
+                original=files.store_original(original),
                 reconstruction=shown[i],
                 raw=raw[i] if raw else None,
                 film=films[i] if films else None,
@@ -274,7 +323,7 @@ class Reconstructed:
             )
             for i, original in enumerate(self.originals)
         ]
-        return record.model_copy(update={"pictures": pictures})
+        return record.model_copy(update={"pictures": pictures, "picture_files": files.digests})
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,8 +335,10 @@ class Strips:
     by_epoch: Array | None = None  # (epochs, n, c, h, w), in the order of the originals
 
     def save(self, directory: Path, record: Record) -> Record:
+        files = PictureFiles(directory)
+
         def store(name: str, images: Array) -> str:
-            return store_picture(directory, f"{record.key}-{name}.png", strip(images))
+            return files.store(f"{record.key}-{name}.png", strip(images))
 
         places: dict[str, Any] = {
             "original": store("original", self.originals),
@@ -295,7 +346,8 @@ class Strips:
         }
         if self.by_epoch is not None:
             places["epochs"] = [store(f"epoch{i}", epoch) for i, epoch in enumerate(self.by_epoch, 1)]
-        return record.model_copy(update={"extra": {**record.extra, "strips": places}})
+        extra = {**record.extra, "strips": places}
+        return record.model_copy(update={"extra": extra, "picture_files": files.digests})
 
 
 Evidence = Reconstructed | Strips
@@ -327,22 +379,31 @@ def png(image: Array) -> bytes:
     return buffer.getvalue()
 
 
-def _original(directory: Path, image: Array) -> str:
-    """Store an original under a hash of its content, so that each is stored once."""
-    name = f"original_{hashlib.sha256(png(image)).hexdigest()[:20]}.png"
-    return store_picture(directory, name, image)
+@dataclass(frozen=True, eq=False)
+class PictureFiles:
+    """Pictures of one case on disk."""
+
+    directory: Path
+    digests: dict[str, str] = field(default_factory=dict)
+    """Path relative to the directory -> SHA-256."""
+
+    def store(self, name: str, image: Array) -> str:
+        """Write one picture, and return its path relative to the directory; no figure depends on it."""
+        data = png(image)
+        path = write_bytes(self.directory, f"{PICTURES}/{name}", data, durable=False)
+        self.digests[path] = hashlib.sha256(data).hexdigest()
+        return path
+
+    def store_original(self, image: Array) -> str:
+        """Store an original under a hash of its content, so that each is stored once."""
+        return self.store(f"original_{hashlib.sha256(png(image)).hexdigest()[:20]}.png", image)
 
 
-def store_picture(directory: Path, name: str, image: Array) -> str:
-    """Write one picture, and return its path relative to the directory."""
-    return write_bytes(directory, f"{PICTURES}/{name}", png(image))
-
-
-def write_bytes(directory: Path, name: str, data: bytes) -> str:
+def write_bytes(directory: Path, name: str, data: bytes, *, durable: bool = True) -> str:
     """Write a file into an output directory or one of its subfolders, and return its name."""
     try:
         make_folder(directory)
-        write_atomic(directory / name, data, within=directory)
+        write_atomic(directory / name, data, within=directory, durable=durable)
     except OSError as error:
         raise _not_written(directory / name, error) from error
     return name

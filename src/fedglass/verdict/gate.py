@@ -9,9 +9,9 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Literal
 
+from fedglass.bounds.success import exposed_by
 from fedglass.core.errors import UsageError
 from fedglass.core.metric_scale import Scale, scale_of
-from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.records import BASE_RATE, MOST_MU, Certificate, Record, grouped
@@ -31,6 +31,7 @@ class Tally:
     images: int
     recovered: int
     best: float
+    """Of the recovered images, or of all if none was recovered."""
     oracle: bool
     refined: int = 0
     """Images that were recovered only after a refinement that passed its controls."""
@@ -119,9 +120,10 @@ class Gate:
         """Count the images that pass the threshold only because of a refinement that fails its controls."""
         return sum(scores.imagined(self.metric, self.scale, self.threshold))
 
-    def partly(self, scores: ImageScores) -> list[bool]:
-        """Check which images are not recovered but partly recognisable."""
-        return scores.partly(self.metric, self.threshold, known_scales([self.metric, *scores.metrics], self.scales))
+    def partly(self, scores: ImageScores, *, clearly: bool = False) -> list[bool]:
+        """Check which images are not recovered but partly recognisable; `clearly` so if they lead over all guesses."""
+        scales = known_scales([self.metric, *scores.metrics], self.scales)
+        return scores.partly(self.metric, self.threshold, scales, clearly=clearly)
 
     def tally(self, records: Sequence[Record]) -> list[Tally]:
         """Return the attacks that have judged images, the one that leaked most first."""
@@ -140,20 +142,22 @@ class Gate:
         refined = sum(sum(scores.by_refinement(self.metric, self.scale, self.threshold)) for scores in images)
         owners = [owner for record in records for owner in _owned(record)]
         repeated = len(set(owners)) < len(owners)
-        return Tally(attack, len(values), recovered, self.scale.best(values), oracle, refined, repeated)
+        return Tally(attack, len(values), recovered, self.best(records), oracle, refined, repeated)
+
+    def best(self, records: Iterable[Record]) -> float:
+        """Return the best score of the recovered images, or of all scored images if none was recovered."""
+        judged = [
+            (value, hit)
+            for record in records
+            for value, hit in zip(self.scores(record), self.hits(ImageScores.of(record)), strict=True)
+            if value is not None
+        ]
+        return self.scale.best([value for value, hit in judged if hit] or [value for value, _ in judged])
 
     def exposes(self, record: Record) -> bool:
         """Return whether a candidate game names records beyond what the gate and its control allow."""
         game = record.game
-        if game is None or not game.same_source or not game.control or game.control_high is None:
-            return False
-        if game.records >= FEW_RECORDS:
-            return game.candidates >= ENOUGH_CANDIDATES and game.low > max(self.max_singling_out, game.control_high)
-        rare, records = RARE_RANK, len(game.rank_p)
-        named = sum(p <= rare for p in game.rank_p)
-        chances = (math.comb(records, k) * rare**k * (1 - rare) ** (records - k) for k in range(named, records + 1))
-        by_chance = named == 0 or sum(chances) > GAME_LEVEL / game.messages
-        return not by_chance and min(game.control_rank_p, default=0.0) > rare
+        return game is not None and exposed_by(game, self.max_singling_out, game.messages) != ""
 
     def certifies(self, record: Record) -> bool:
         """Return whether a certificate bounds every audited record as the gate demands."""

@@ -147,7 +147,7 @@ class ImageScores:
             for value, over, guess in pairs
         ]
 
-    def near(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
+    def near(self, metric: str, scale: Scale, threshold: float, lead: float = 0.0) -> list[bool]:
         """Check which images are not recovered, but lie in the upper half of the metric's undecided band or above it.
 
         An image above that band is recognisable, however high the plan sets the threshold.
@@ -156,14 +156,21 @@ class ImageScores:
         if scale.sure is None:
             return [False] * len(hits)
         half, sure = (scale.sure[0] + threshold) / 2, scale.sure[1]
-        close = self.earned(metric, scale, sure if scale.beyond(half, sure) else half)
+        close = self.earned(metric, scale, sure if scale.beyond(half, sure) else half, lead)
         return [is_close and not hit for is_close, hit in zip(close, hits, strict=True)]
 
-    def partly(self, metric: str, threshold: float, scales: Mapping[str, Scale]) -> list[bool]:
-        """Check which images are not recovered, but come near by this metric or are recovered by another one."""
-        scale = scales[metric]
+    def partly(
+        self, metric: str, threshold: float, scales: Mapping[str, Scale], *, clearly: bool = False
+    ) -> list[bool]:
+        """Check which images are not recovered, but come near by this metric or are recovered by another one.
+
+        Such images beat every guess, and `clearly` by as much as recovered ones must.
+        """
+        scale, leads = scales[metric], {name: _lead(by) if clearly else 0.0 for name, by in scales.items()}
         hits = self.recovered(metric, scale, threshold)
-        signs = [self.near(metric, scale, threshold)]
+        signs = [self.near(metric, scale, threshold, leads[metric])]
         other_scales = {name: scales[name] for name in self.metrics if name != metric}
-        signs += [self.earned(name, by, by.sure[1]) for name, by in other_scales.items() if by.sure is not None]
+        signs += [
+            self.earned(name, by, by.sure[1], leads[name]) for name, by in other_scales.items() if by.sure is not None
+        ]
         return [not hit and any(sign[i] for sign in signs if i < len(sign)) for i, hit in enumerate(hits)]

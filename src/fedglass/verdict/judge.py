@@ -161,6 +161,17 @@ class _Evidence:
         }
         return self.messages - (certified - doubted)
 
+    @cached_property
+    def untested(self) -> float | None:
+        """Return what the declared noise would allow, if every message has a certificate and lacks only its test."""
+        waived = {DoubtKind.WEAK_CERTIFICATE, DoubtKind.NOISE_NOT_TESTABLE}
+        bounds = [
+            self.gate.allowed(record)
+            for record in self.certificates
+            if record.certificate is not None and {d.kind for d in serious_doubts(record, self.gate)} <= waived
+        ]
+        return max(bounds) if bounds and len(bounds) == len(self.messages) else None
+
     def verdict(self, state: State, exit_code: ExitCode, lead: str, caveat: str = "", step: str = "") -> Verdict:
         """Return a verdict with the interval of these records."""
         games = [r.game for r in self.records if r.game is not None and r.game.same_source and r.game.control]
@@ -174,7 +185,7 @@ class _Evidence:
             caveat=caveat,
             at_least=None if game is None else game.low,
             at_most=at_most,
-            interval=_interval(game, at_most),
+            interval=_interval(game, at_most, self.untested),
             step=step,
             limits=texts.LIMITS if state == "clear" else (),
         )
@@ -260,17 +271,28 @@ def _inconclusive(evidence: _Evidence) -> Verdict:
         texts.UNCHECKED.format(messages=count(len(evidence.uncertified), "message")) if reason is None else reason.text
     )
     exit_code: ExitCode = 3 if evidence.gate.inconclusive_fails else 0
-    step = "" if reason is None else reason.step
-    return evidence.verdict(
-        "inconclusive", exit_code, _nothing_sentence(evidence), f"{about_oracle} {why}".strip(), step
-    )
+    steps = [*([] if reason is None else [reason.step]), *_steps_to_a_game(evidence.records)]
+    lead, caveat = _nothing_sentence(evidence), f"{about_oracle} {why}".strip()
+    return evidence.verdict("inconclusive", exit_code, lead, caveat, " ".join(steps))
 
 
-def _interval(game: Game | None, at_most: float | None) -> str:
+def _steps_to_a_game(records: Sequence[Record]) -> list[str]:
+    """Return what lets the candidate game decide; empty if it decided for some message."""
+    missing = (DoubtKind.NO_CANDIDATES, DoubtKind.FEW_CANDIDATES, DoubtKind.OTHER_DOMAIN)
+    doubts = [[d for d in r.doubts if d.kind in missing] for r in records if r.kind == "game"]
+    return [flag(doubts[0][0]).step] if doubts and all(doubts) else []
+
+
+def _interval(game: Game | None, at_most: float | None, untested: float | None) -> str:
     """Return the interval of the success in naming a record among 1,000 as text."""
     among = "" if game is None or game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
-    low = texts.NOT_MEASURED if game is None else texts.AT_LEAST.format(share=percent(game.low), among=among)
-    high = texts.NOT_BOUNDED if at_most is None else texts.AT_MOST.format(share=percent(at_most))
+    low = texts.NOT_MEASURED
+    if game is not None:
+        guess = texts.A_GUESS.format(share=percent(1 / game.candidates)) if among and game.low > 0 else ""
+        low = texts.AT_LEAST.format(share=percent(game.low), among=among, guess=guess)
+    high = texts.NOT_BOUNDED if untested is None else texts.AT_MOST_IF_DECLARED.format(share=percent(untested))
+    if at_most is not None:
+        high = texts.AT_MOST.format(share=percent(at_most))
     return texts.INTERVAL.format(low=low, high=high)
 
 

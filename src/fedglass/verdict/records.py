@@ -1,4 +1,8 @@
-"""The record of one case: everything that a verdict, a summary and a report are made of."""
+"""The record of one case: everything that a verdict, a summary and a report are made of.
+
+The threat model says who sees which messages, and what each adversary knows apart from them. `fedglass check` makes it
+from a plan before anything has run, and the report makes it from the records. Both render this one value.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from fedglass.core.parsing import parse_json
+from fedglass.core.files import parse_json
+from fedglass.core.text import values_by_key
 from fedglass.verdict.doubts import Doubt, Frozen
 
 T = TypeVar("T")
@@ -31,30 +38,31 @@ ROUNDS = "rounds"
 """The entry of `extra` with the number of rounds whose messages are attacked together, if there are several."""
 
 
-class Picture(Frozen):
-    """One original and its reconstruction, as paths relative to the audit directory."""
+def _inside(value: str) -> str:
+    path = PurePosixPath(value)
+    if not value or path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value:
+        raise ValueError(f"a picture's path must be relative and inside the audit directory, got {value!r}")
+    return value
 
-    original: str
-    reconstruction: str
+
+InnerPath = Annotated[str, AfterValidator(_inside)]
+"""Path of a file relative to the audit directory."""
+
+
+class Picture(Frozen):
+    """One original and its reconstruction."""
+
+    original: InnerPath
+    reconstruction: InnerPath
     psnr: float | None = None
     ssim: float | None = None
     label: str | None = None
     """The name or number of the true class, if there is one."""
-    raw: str | None = None
+    raw: InnerPath | None = None
     """The reconstruction before its refinement, if it was refined."""
-    film: str | None = None
+    film: InnerPath | None = None
     """Intermediate pictures of the refinement side by side, if it has any."""
     film_caption: str = ""
-
-    @field_validator("original", "reconstruction", "raw", "film")
-    @classmethod
-    def _inside(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        path = PurePosixPath(value)
-        if not value or path.is_absolute() or ".." in path.parts or "\\" in value:
-            raise ValueError(f"a picture's path must be relative and inside the audit directory, got {value!r}")
-        return value
 
 
 class KnownFact(Frozen):
@@ -166,7 +174,8 @@ class Record(Frozen):
     view_name: str = ""
     """A short name, such as `server, client 0`; empty if the view has none."""
     standpoint: str = ""
-    """The adversary's place: `server`, `aggregate` (behind secure aggregation) or `peer`; empty if unknown."""
+    """The adversary's place: `server`, `aggregate` (behind secure aggregation), `peer` or `malicious_server`; empty if
+    unknown."""
     round: int
     client: str
     repeat: int
@@ -239,6 +248,8 @@ class Record(Frozen):
     extra: dict[str, JsonValue] = Field(default_factory=dict)
     reconstructions: str = ""
     """SHA-256 of the file of reconstructions; empty if there is none."""
+    picture_files: dict[InnerPath, str] = Field(default_factory=dict)
+    """Picture of the case -> SHA-256 of its file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -292,7 +303,10 @@ class Record(Frozen):
 
 def is_unchanged(line: bytes) -> bool:
     """Check that a line of records is as it was written. Whoever edits it on purpose can compute the digest anew."""
-    content = parse_json(line)
+    try:
+        content = parse_json(line)
+    except ValueError:  # such as NaN, which is never written
+        return False
     return isinstance(content, dict) and content.pop(DIGEST, None) == _digest(content)
 
 
@@ -306,10 +320,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     >>> grouped(["a", "bc", "d"], len)
     {1: ['a', 'd'], 2: ['bc']}
     """
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
+    return values_by_key((key(item), item) for item in items)
 
 
 def _at_most(limit: float, value: Any) -> Any:
@@ -323,3 +334,80 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Facts = Mapping[str, KnownFact]
+"""Fact -> what the adversary knows of it."""
+UNNAMED = ("The adversary", "sees what is listed here.")
+STANDPOINTS = {
+    "server": ("The server", "sees the update of each client by itself."),
+    "aggregate": (
+        "The server behind secure aggregation",
+        "sees only what the aggregation rule made of all updates of a round.",
+    ),
+    "peer": (
+        "A peer (one of the clients)",
+        "sees the global model before and after a round, and knows its own images and update.",
+    ),
+    "malicious_server": (
+        "A malicious server",
+        "crafts the model that it sends, and sees the update of each client to it.",
+    ),
+}
+"""Standpoint -> who stands there, and what is seen from there."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One view of a message, and what the adversary knows when it plays one attack on it."""
+
+    view: str
+    standpoint: str
+    knows: Facts
+    attack: str = ""
+
+    @classmethod
+    def of(cls, record: Record) -> Sight:
+        """Return the view and the knowledge that a record states."""
+        return cls(record.view, record.standpoint, record.knows, record.attack)
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """All sights of an audit, grouped by standpoint and by knowledge."""
+
+    sights: Sequence[Sight]
+
+    @property
+    def attacks(self) -> list[str]:
+        return list(dict.fromkeys(sight.attack for sight in self.sights))
+
+    @property
+    def views(self) -> list[str]:
+        return list(dict.fromkeys(sight.view for sight in self.sights))
+
+    @property
+    def standpoints(self) -> list[str]:
+        """The standpoints in order; an empty one stands for all that have no name."""
+        return list(dict.fromkeys(s.standpoint if s.standpoint in STANDPOINTS else "" for s in self.sights))
+
+    @cached_property
+    def common(self) -> Facts:
+        """The facts that are the same in all sights."""
+        first = self.sights[0].knows if self.sights else {}
+        return {name: fact for name, fact in first.items() if all(s.knows.get(name) == fact for s in self.sights)}
+
+    @property
+    def different_names(self) -> list[str]:
+        """The names of the facts that are not the same in all sights."""
+        return list(dict.fromkeys(name for s in self.sights for name in s.knows if name not in self.common))
+
+    @property
+    def differences(self) -> list[tuple[list[Sight], Facts]]:
+        """Each distinct set of the other facts, with the sights that have it; empty where all facts are common."""
+        groups = grouped(self.sights, lambda s: tuple((name, s.knows.get(name)) for name in self.different_names))
+        return [
+            (sights, {name: fact for name, fact in facts if fact is not None})
+            for facts, sights in groups.items()
+            if facts
+        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -179,16 +179,13 @@ def by_view(records: Sequence[Record], gate: Gate) -> list[AttackFigures]:
 
 
 def rank(records: Iterable[Record], gate: Gate) -> list[ScoredImage]:
-    """Return every scored image, the one that leaked most by the gate's metric, raw or refined, first."""
-    scored = [
-        (value, _case(record, index, hit, gate))
-        for record in records
-        if record.status == "done"
-        for index, (value, hit) in enumerate(zip(gate.scores(record), gate.hits(ImageScores.of(record)), strict=True))
-        if value is not None
-    ]
+    """Return every scored image, the recovered ones first, and of these the one that leaked most by the gate's metric.
+
+    A refined image has the better of its two scores. A guess without the message may score higher than an attack.
+    """
+    scored = [pair for record in records if record.status == "done" for pair in _scored_images(record, gate)]
     sign = -1 if gate.scale.higher_leaks else 1
-    return [case for _, case in sorted(scored, key=lambda pair: sign * pair[0])]
+    return [case for _, case in sorted(scored, key=lambda pair: (not pair[1].recovered, sign * pair[0]))]
 
 
 def interval(samples: Sequence[Sequence[float]]) -> Interval:
@@ -277,19 +274,28 @@ def _at(index: int, values: Mapping[str, Sequence[T]]) -> dict[str, T]:
     return {name: by_image[index] for name, by_image in values.items() if index < len(by_image)}
 
 
-def _case(record: Record, index: int, recovered: bool, gate: Gate) -> ScoredImage:
+def _scored_images(record: Record, gate: Gate) -> Iterator[tuple[float, ScoredImage]]:
+    """Yield each image that has a score, with that score; what all images share is computed once."""
     scores = ImageScores.of(record)
-    near = scores.near(gate.metric, gate.scale, gate.threshold)
-    return ScoredImage(
-        **{name: getattr(record, name) for name in TAKEN},
-        image=index,
-        scores=_at(index, record.metrics),
-        scores_raw=_at(index, record.metrics_raw),
-        judged=scores.judged(gate.metric, gate.scale)[index],
-        blind=_at(index, record.blind),
-        blind_guess=_at(index, record.blind_guess),
-        picture=record.pictures[index] if index < len(record.pictures) else None,
-        recovered=recovered,
-        near=near[index],
-        owner=record.owners[index] if index < len(record.owners) else None,
-    )
+    common = {name: getattr(record, name) for name in TAKEN}
+    recovered, near = gate.hits(scores), scores.near(gate.metric, gate.scale, gate.threshold)
+    judged = scores.judged(gate.metric, gate.scale)
+    for index, value in enumerate(scores.values(gate.metric, gate.scale)):
+        if value is None:
+            continue
+        yield (
+            value,
+            ScoredImage(
+                **common,
+                image=index,
+                scores=_at(index, record.metrics),
+                scores_raw=_at(index, record.metrics_raw),
+                judged=judged[index],
+                blind=_at(index, record.blind),
+                blind_guess=_at(index, record.blind_guess),
+                picture=record.pictures[index] if index < len(record.pictures) else None,
+                recovered=recovered[index],
+                near=near[index],
+                owner=record.owners[index] if index < len(record.owners) else None,
+            ),
+        )

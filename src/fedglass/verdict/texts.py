@@ -68,10 +68,12 @@ STATE_AT_VALUES = {
 IMAGES_AT_VALUES = " ({recovered} of {images})"
 ACCURACY_AT_VALUES = "; test accuracy {accuracy}"
 INTERVAL = "Success in naming a record among 1,000: {low}; {high}."
-AT_LEAST = "at least {share}{among} (candidate game)"
+AT_LEAST = "at least {share}{among} (candidate game{guess})"
+A_GUESS = "; a guess reaches {share}"
 NOT_MEASURED = "not measured"
 AT_MOST = "at most {share} (certificate)"
 NOT_BOUNDED = "no certificate: nothing bounds it"
+AT_MOST_IF_DECLARED = "at most {share} if the declared noise was added, which was not tested"
 INCOMPLETE = "The audit could not complete: {problems}."
 ALSO_INCOMPLETE = "The audit is also incomplete: {problems}."
 NOTHING_RAN = "no case has run"
@@ -149,7 +151,8 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
         DoubtKind.NOT_REPLAYED: (
             "message not explained",
             "We could not check whether the declared training produces this message. {why}",
-            "Declare the training and the defences that were really used.",
+            "Declare the training and the defences that were really used. Where the training is too long, or rounding "
+            "decides it, record rounds of fewer local steps.",
         ),
         DoubtKind.WRONG_COUNT: (
             "number of examples is wrong",
@@ -191,8 +194,8 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
         DoubtKind.DEFENCE_NOT_NAMED: (
             "defence not named",
             "No certificate: the defence of this message is not known.",
-            'Name it with its options, such as recording.defended = {{ name = "gaussian_noise", std = 0.1 }}, or set '
-            "recording.defended = false.",
+            'Name the defence with its options, such as recording.defended = {{ name = "gaussian_noise", std = 0.1 }}, '
+            "or set recording.defended = false.",
         ),
         DoubtKind.DEFENCE_NOT_BOUNDED: (
             "no certificate for this defence",
@@ -207,7 +210,7 @@ TEXTS: Mapping[tuple[Question, Severity], Mapping[DoubtKind, tuple[str, ...]]] =
         DoubtKind.NOISE_NOT_TESTABLE: (
             "noise cannot be tested",
             "No certificate: the declared noise cannot be tested. {why}",
-            "Record the order of the batches, or set gate.trust_declared = true if you are sure of the noise.",
+            "{remedy} After a review of the noise code, gate.trust_declared = true accepts the declaration.",
         ),
         DoubtKind.WEAK_CERTIFICATE: (
             "certificate too weak",

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedglass.core.optimisers import SGD
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import Knowledge, Observation, Training, Whitening
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 
 
 class Plain:

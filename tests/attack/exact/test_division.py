@@ -19,7 +19,7 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
 from fedglass.federation.federation import observe
 from fedglass.federation.views import Knows, ServerView
-from fedglass.models.frozen import with_fixed
+from fedglass.models.names import with_fixed
 
 Change = Callable[[Tensor], Tensor]
 ONCE = Training(lr=0.1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.best_of import AttacksByRule, BestOf, GuessRule
-from fedglass.attack.forward.aggregation_rules import (
+from fedglass.attack.forward.messages import (
     Combination,
     OneClient,
     SoftMedian,
@@ -31,7 +31,7 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import AggregateView, Knows, View
 from fedglass.fl.aggregate.coordinates import Median, TrimmedMean
 from fedglass.fl.aggregate.rule import Aggregator, WeightedMean
-from fedglass.metrics.matching import match
+from fedglass.metrics.catalogue import match
 from fedglass.recipes.maliciously_curious_client import maliciously_curious_client
 
 TWO_STEPS = Training(0.3, epochs=2)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedglass.attack.forward.filtered import ThroughFilter
 from fedglass.attack.forward.gradients import ObservedResidual, OneGradient
+from fedglass.attack.forward.messages import ThroughFilter
 from fedglass.attack.forward.unroll import Unroll
 from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target

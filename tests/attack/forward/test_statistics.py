@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedglass.attack.forward.gradients import BesideStatistics, OneGradient, batch_statistics
-from fedglass.attack.needs import uses_of
-from fedglass.attack.parts import Evaluation, binding_of
+from fedglass.attack.parts import Evaluation, binding_of, uses_of
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.term import WithStatistics
 from fedglass.core.facts import Fact

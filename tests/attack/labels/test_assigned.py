@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedglass.attack.forward.aggregation_rules import Combination, SupposedMedian, SupposedTrimmedMean, Through
+from fedglass.attack.forward.messages import Combination, SupposedMedian, SupposedTrimmedMean, Through
 from fedglass.attack.labels.assigned import AssignedLabels, JointLabels, lowest_assignment, substitute_images
 from fedglass.attack.labels.counts import LastLayerCounts
 from fedglass.attack.peer_knowledge import KeepOwnUpdate

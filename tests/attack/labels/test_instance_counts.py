@@ -27,7 +27,7 @@ from fedglass.federation.client import Client
 from fedglass.federation.federation import observe
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows, ServerView
-from fedglass.metrics.matching import label_errors
+from fedglass.metrics.catalogue import label_errors
 
 LABELS = [0, 0, 0, 2, 2, 4]
 

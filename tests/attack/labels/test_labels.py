@@ -23,19 +23,18 @@ from fedglass.attack.labels.counts import (
     raw_counts,
 )
 from fedglass.attack.labels.given import OracleBatchLabels, OracleLabels
-from fedglass.attack.labels.signs import MinimumRule, SignRule
-from fedglass.attack.labels.targets import RecoveredTargets
+from fedglass.attack.labels.targets import MinimumRule, RecoveredTargets, SignRule
 from fedglass.attack.parts import Labels
 from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD, Adam, Optimiser
 from fedglass.core.registry import built_in, make
 from fedglass.core.rng import stream
-from fedglass.core.text import Note
+from fedglass.core.text import TAKEN_AS_DISTINCT
 from fedglass.core.types import Observation, Training
 from fedglass.federation.client import Client
 from fedglass.federation.federation import observe
 from fedglass.federation.views import AggregateView, Knows, ServerView
-from fedglass.recipes.coarse_to_fine_baselines import invg
+from fedglass.recipes.coarse_to_fine import invg
 
 FEDAVG = Training(0.05, epochs=3, batch_size=5)
 COUNTS: list[Labels] = [CountsBefore(), CountsAfter(), InterpolatedCounts()]
@@ -116,13 +115,13 @@ def test_labels_that_no_count_settles_are_distinct_and_noted(toy: Any, rule: Lab
     noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in seen.update.items()}
     bound = rule.bind(replace(seen, update=noise), stream(0, "labels"))
     assert len(set(bound.decode([]).tolist())) == 2
-    assert bound.notes == (Note.TAKEN_AS_DISTINCT,)
+    assert bound.notes == (TAKEN_AS_DISTINCT,)
 
 
 def test_a_reconstruction_carries_the_notes_of_its_labels(toy: Any) -> None:
     seen = with_labels(toy, [3, 3], Training(0.1), Knows(), toy.dense())
     noise = {name: torch.randn(t.shape, generator=stream(0, name)) for name, t in seen.update.items()}
-    assert invg(iterations=1).run(replace(seen, update=noise)).notes == (Note.TAKEN_AS_DISTINCT,)
+    assert invg(iterations=1).run(replace(seen, update=noise)).notes == (TAKEN_AS_DISTINCT,)
     assert invg(iterations=1).run(seen).notes == ()
 
 

@@ -15,7 +15,7 @@ from fedglass.core.errors import UsageError
 from fedglass.core.registry import make
 from fedglass.core.rng import stream
 from fedglass.core.types import Knowledge, Whitening
-from fedglass.data.builtin import glyphs
+from fedglass.data.catalogue import glyphs
 from fedglass.diffusion.ddrm import BlockMean, Noise, RestorationChain
 from fedglass.diffusion.denoiser import Denoiser, Schedule, spaced
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam, AdamOptions, LookaheadAdam, QuantisedAdam, SignedAdam
-from fedglass.attack.solvers.schedules import CosineDecay, Keep, Last, Lowest, LowestFrom
-from fedglass.attack.solvers.states import SearchStates, storing
+from fedglass.attack.solvers.schedules import CosineDecay, Keep, Last, Lowest, LowestFrom, SearchStates, storing
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Unknown

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Binding, Evaluation
-from fedglass.attack.terms.distance import Cosine, SquaredError
-from fedglass.attack.terms.layers import LayeredSquaredError, Ramp
+from fedglass.attack.terms.distance import Cosine, LayeredSquaredError, Ramp, SquaredError
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass.attack.terms.term import Scaled, Sum, Term
 from fedglass.core.rng import stream

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedglass.attack.parts import Binding, Evaluation
-from fedglass.attack.terms.distance import Cosine
-from fedglass.attack.terms.layers import GaussianKernel, GrowingCosine, LayeredCosine, PartialMatch
+from fedglass.attack.terms.distance import Cosine, GaussianKernel, GrowingCosine, LayeredCosine, PartialMatch
 from fedglass.attack.terms.term import Term
 from fedglass.core.rng import stream
 from fedglass.core.types import Candidate, Whitening

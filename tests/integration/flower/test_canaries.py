@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedglass.cli.main import cli
 from fedglass.recorders.flower import recorded, recording_mod
-from fedglass.recordings.canaries import CANARIES, keys_folder
 from fedglass.recordings.facts import preferred
+from fedglass.recordings.privacy import CANARIES, keys_folder
 from fedglass.recordings.reader import read_bundle
 
 ALL = {"min_available_nodes": 5, "min_train_nodes": 5, "fraction_train": 1.0, "fraction_evaluate": 0.0}

@@ -26,15 +26,15 @@ from tests.integration.flower.conftest import Federation
 from fedglass.audit.audit import Job, run
 from fedglass.audit.recorded import Recorded
 from fedglass.cli.main import cli
-from fedglass.data.builtin import photos
+from fedglass.data.catalogue import photos
 from fedglass.models.catalogue import build
 from fedglass.plan.bundles import open_bundle, recorded_bundle
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable
 from fedglass.recorders.flower import recorded, recording_mod
 from fedglass.recorders.plain import recording
-from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.facts import RESERVATIONS, preferred
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import Bundle, read_bundle
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -18,9 +18,9 @@ from fedglass.bounds.success import gdp_epsilon
 from fedglass.core.errors import UsageError
 from fedglass.recorders.flower import RecordedStrategy, recorded
 from fedglass.recorders.flower_recorder import StrategyRecorder
-from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.facts import preferred
 from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import read_bundle
 
 Make = Callable[..., Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.guard import REFUSED, GuardCounts, GuardRefusal
-from fedglass.guard.nvflare import _MEMORIES, _READERS, _RECEIVED, GuardFilter
+from fedglass.guard.nvflare import _MEMORIES, _READERS, _RECEIVED, GuardFilter, guard_clients
 
 NOISY: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "budget_seconds": 600.0}
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -78,12 +79,21 @@ def update(multiplier: float) -> dict[str, Tensor]:
 def answered(guard: GuardFilter, answer: Callable[[], Shareable]) -> Shareable:
     """What leaves of an answer that is made between the filters."""
     came = DXO(DataKind.WEIGHTS, arrays(weights())).to_shareable()
+    came.set_header("current_round", 3)
     assert guard.process(came, context(FilterKey.IN)) is came
     return guard.process(answer(), context(FilterKey.OUT))
 
 
 def counts() -> GuardCounts:
     return _MEMORIES["site-1"].counts
+
+
+def test_a_crafted_model_is_refused_before_it_is_trained() -> None:
+    crafted = {name: tensor[:1].expand_as(tensor).clone() for name, tensor in weights().items()}
+    came = DXO(DataKind.WEIGHTS, arrays(crafted)).to_shareable()
+    with pytest.raises(GuardRefusal, match=REFUSED):
+        GuardFilter(**NOISY).process(came, context(FilterKey.IN))
+    assert not _READERS, "nothing is observed any more"
 
 
 @pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
@@ -93,16 +103,19 @@ def test_a_protected_update_leaves(kind: str) -> None:
 
     def answer() -> Shareable:
         update(1.0)
-        meta = {"NUM_STEPS_CURRENT_ROUND": 1, "site_name": "site-1", "initial_metrics": {"train_loss": 0.5}}
+        figures = {"train_loss": 0.123456789}
+        meta = {"NUM_STEPS_CURRENT_ROUND": 4711, "site_name": "site-1", "initial_metrics": figures, "start_round": 4711}
         made = DXO(kind, arrays(sent), meta=meta).to_shareable()
-        made.set_header("current_round", 3)
+        made.set_header("current_round", 4711)
         return made
 
     left = answered(GuardFilter(**NOISY), answer)
     found = from_shareable(left)
-    assert all(np.array_equal(found.data[name], t.numpy()) for name, t in sent.items())
-    assert found.meta == {"NUM_STEPS_CURRENT_ROUND": 1, "initial_metrics": {"train_loss": 0.5}}
-    assert left.get_header("current_round") == 3
+    assert list(found.data) == list(sent)
+    apart = np.concatenate([(found.data[name] - t.numpy()).ravel() for name, t in sent.items()])
+    assert apart.std() == pytest.approx(2**0.5 * 0.5, rel=0.1), "the guard's noise is there in place of the script's"
+    assert found.meta == {"NUM_STEPS_CURRENT_ROUND": 1, "initial_metrics": {"train_loss": 0.123}}
+    assert left.get_header("current_round") == 3, "as it came"
     assert counts() == GuardCounts(checked=1)
 
 
@@ -142,15 +155,75 @@ def test_nothing_else_leaves(answer: Any) -> None:
         answered(GuardFilter(**NOISY), answer)
 
 
+SECRET = "patient 4711 has no scan"
+
+
+@pytest.mark.parametrize("answer", [update, None], ids=["allowed", "error"])
+@pytest.mark.parametrize("sticky", [True, False])
+def test_what_an_app_writes_into_its_task_and_its_context_stays(answer: Any, sticky: bool) -> None:
+    manager = FLContextManager(identity_name="site-1", job_id="job", public_stickers={"site": "here"})
+    fl_ctx, guard = manager.new_context(), GuardFilter(**NOISY)
+    came = DXO(DataKind.WEIGHTS, arrays(weights())).to_shareable()
+    came.add_cookie("task", 7)
+    fl_ctx.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN, private=True, sticky=False)
+    given, public = guard.process(came, fl_ctx), fl_ctx.get_all_public_props()
+    fl_ctx.set_prop("note", SECRET, private=False, sticky=sticky)
+    fl_ctx.set_prop("site", SECRET, private=False, sticky=True)
+    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, SECRET, private=False, sticky=False)
+    given.add_cookie("note", SECRET)
+    fl_ctx.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT, private=True, sticky=False)
+    made = make_reply(SECRET) if answer is None else DXO(DataKind.WEIGHT_DIFF, arrays(answer(1.0))).to_shareable()
+    left = guard.process(made, fl_ctx)
+    assert left.get_return_code() == (ReturnCode.OK if answer else ReturnCode.EXECUTION_EXCEPTION)
+    assert given.get_cookie_jar() == {"task": 7}, "NVFlare returns the cookies of the task"
+    assert fl_ctx.get_all_public_props() == public, "NVFlare sends them with the answer"
+    assert SECRET not in repr(manager.new_context().get_all_public_props())
+
+
+class Recipe:
+    """Remembers the filters of a job."""
+
+    def __init__(self) -> None:
+        self.leaving: dict[str, GuardFilter] = {}
+
+    def add_client_input_filter(self, part: GuardFilter, tasks: list[str]) -> None:
+        assert tasks == ["train"]
+
+    def add_client_output_filter(self, part: GuardFilter, tasks: list[str]) -> None:
+        self.leaving |= dict.fromkeys(tasks, part)
+
+
+def test_a_model_for_cross_site_evaluation_stays(tmp_path: Path) -> None:
+    recipe = Recipe()
+    guard_clients(recipe, **NOISY, log=str(tmp_path))
+    own = DXO(DataKind.WEIGHTS, arrays(weights())).to_shareable()
+    with pytest.raises(GuardRefusal):
+        recipe.leaving["submit_model"].process(own, context(FilterKey.OUT))
+    assert counts().refused == 1
+    assert '"structure"' in (tmp_path / "site-1.jsonl").read_text()
+
+
 def test_what_nobody_watched_stays() -> None:
     sent = DXO(DataKind.WEIGHT_DIFF, arrays(update(1.0))).to_shareable()  # before the filter listens
     with pytest.raises(GuardRefusal):
         answered(GuardFilter(**NOISY), lambda: sent)
 
 
-def test_an_error_leaves_as_its_code_alone() -> None:
-    answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+@pytest.mark.parametrize("code", [ReturnCode.EXECUTION_EXCEPTION, "patient 4711 has no scan"])
+def test_an_error_leaves_as_one_code_alone(code: str) -> None:
+    answer = make_reply(code)
     answer["why"] = "patient 4711 has no scan"
     left = answered(GuardFilter(**NOISY), lambda: answer)
     assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "why" not in left
+
+
+def test_an_app_that_ends_the_process_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_: object, **__: object) -> None:
+        raise SystemExit("patient 4711 has no scan")
+
+    monkeypatch.setattr("fedglass.guard.guard.Guard.check_watched", ends)
+    with pytest.raises(GuardRefusal) as raised:
+        answered(GuardFilter(**NOISY), lambda: DXO(DataKind.WEIGHT_DIFF, arrays(update(1.0))).to_shareable())
+    assert str(raised.value) == REFUSED
+    assert counts().refused == 1

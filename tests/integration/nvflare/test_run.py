@@ -35,7 +35,10 @@ def test_a_real_run_is_a_whole_bundle_with_every_clients_training_and_truth(tmp_
     assert sorted(bundle.rounds) == [0, 1]
     for index in bundle.rounds:
         # NVFlare's recipe sends full weights, which this filter is not made for.
-        said = "the filter 'PercentilePrivacy' acted on full weights, but it is made for differences of weights"
+        said = (
+            "the filter 'PercentilePrivacy' acted on full weights, but it is made for differences of weights: "
+            "let the client send DataKind.WEIGHT_DIFF"
+        )
         assert sorted((found.client, found.text) for found in contradictions_of(bundle, index)) == [
             (site, said) for site in sites
         ]

@@ -19,9 +19,9 @@ from fedglass.core.rng import stream
 from fedglass.defend.filters import PercentilePrivacy, SVTPrivacy
 from fedglass.fl.release import Outgoing
 from fedglass.recorders.nvflare import ReceivedFilter, SentFilter, TrainingEnds, defences_of
-from fedglass.recordings.epsilons import recorded_epsilons
 from fedglass.recordings.facts import EXTRA_ARRAYS, preferred
 from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import read_bundle
 
 needs_ledger = pytest.mark.skipif(
@@ -109,7 +109,10 @@ def test_a_filter_out_of_range_lets_everything_pass_which_the_recording_says(
 def test_a_filter_on_full_weights_is_said_to_be_one(tmp_path: Path) -> None:
     (defence,) = defences_of(runs([percentile_privacy.PercentilePrivacy()]), DataKind.WEIGHTS)
     text = contradiction(tmp_path, [defence])
-    assert text == "the filter 'PercentilePrivacy' acted on full weights, but it is made for differences of weights"
+    assert text == (
+        "the filter 'PercentilePrivacy' acted on full weights, but it is made for differences of weights: "
+        "let the client send DataKind.WEIGHT_DIFF"
+    )
 
 
 def contradiction(folder: Path, defences: list[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from fedglass import Attack, register
 from fedglass.attack.attack import Stage
 from fedglass.attack.forward.gradients import OneGradient
 from fedglass.attack.images.pixels import Pixels
-from fedglass.attack.labels.signs import SignRule
+from fedglass.attack.labels.targets import SignRule
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.terms.priors import TotalVariation
 from fedglass_huber.huber import Huber

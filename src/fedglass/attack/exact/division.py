@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.residuals import has_classes
-from fedglass.attack.exact.sparse import InputSearch
+from fedglass.attack.exact.spear import InputSearch
 from fedglass.attack.exact.update_matrix import fit_rank_one
 from fedglass.attack.exact.verify import (
     BOUND_SLACK,
@@ -26,6 +25,7 @@ from fedglass.attack.exact.verify import (
     ReplayableMessage,
     as_images,
     fit_layer,
+    has_classes,
     label_guesses,
     message_of,
     within_bounds,

@@ -95,7 +95,7 @@ class ExactAttack:
             check_observation(observation)
         except UsageError as error:  # every audit runs this attack, whatever the adversary knows
             return _reconstruction(observation, None, {"exact": str(error)})
-        message = _first_message(observation)
+        message = first_message(observation)
         reasons: dict[str, str] = {}
         best: tuple[str, ExactSolution] | None = None
         for i, name in enumerate(sorted(self.methods, key=cost_of)):
@@ -116,12 +116,12 @@ class ExactAttack:
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
-        message = _first_message(observation)
+        message = first_message(observation)
         n = message.knows.examples
         return message_of(message).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
 
 
-def _first_message(observation: Observation) -> Observation:
+def first_message(observation: Observation) -> Observation:
     """Return the first round's message, without the adversary's own part in it, on the CPU: a GPU may lack doubles."""
     message = replace(observation, also=())
     if any(tensor.device.type != "cpu" for tensor in message.before.values()):

@@ -20,11 +20,18 @@ from torch.nn import functional as F
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, does_not_run, first_dense, once
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.last_layer import chained_inputs, peeled_inputs
-from fedglass.attack.exact.linear import is_affine, smoothest_images
-from fedglass.attack.exact.residuals import has_classes, needs_classes
-from fedglass.attack.exact.split_network import Cut, Features, cut_at, head_gradients, mixes_examples, verify_features
+from fedglass.attack.exact.split_network import (
+    Cut,
+    Features,
+    cut_at,
+    head_gradients,
+    is_affine,
+    mixes_examples,
+    smoothest_images,
+    verify_features,
+)
 from fedglass.attack.exact.update_matrix import entry_error, fit_rank_one
-from fedglass.attack.exact.verify import message_of
+from fedglass.attack.exact.verify import has_classes, message_of, needs_classes
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import CosineDecay

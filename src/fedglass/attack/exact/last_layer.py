@@ -26,7 +26,6 @@ from torch.nn import functional as F
 
 from fedglass.attack.exact.dense import DenseUpdate, dense_layers, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.residuals import has_classes, needs_classes
 from fedglass.attack.exact.split_network import (
     SAME_EXAMPLE,
     Cut,
@@ -38,7 +37,7 @@ from fedglass.attack.exact.split_network import (
     verify_features,
 )
 from fedglass.attack.exact.update_matrix import truncated_svd, with_ones
-from fedglass.attack.exact.verify import message_of
+from fedglass.attack.exact.verify import has_classes, message_of, needs_classes
 from fedglass.attack.labels.counts import (
     InstanceCounts,
     is_clipped,

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.linear import Affine, conjugate_gradients, negative_laplacian
-from fedglass.attack.exact.split_network import Cut, cut_at
+from fedglass.attack.exact.split_network import Affine, Cut, conjugate_gradients, cut_at, negative_laplacian
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation

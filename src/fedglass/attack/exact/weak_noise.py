@@ -19,9 +19,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.linear import smoothest_images
-from fedglass.attack.exact.residuals import has_classes, needs_classes
-from fedglass.attack.exact.split_network import cut_at, head_gradients
+from fedglass.attack.exact.split_network import cut_at, head_gradients, smoothest_images
 from fedglass.attack.exact.update_matrix import (
     AGREE_WITHIN,
     MAX_RATIO_ERROR,
@@ -31,7 +29,7 @@ from fedglass.attack.exact.update_matrix import (
     row_ratios,
     with_ones,
 )
-from fedglass.attack.exact.verify import as_images, replay_update, within_bounds
+from fedglass.attack.exact.verify import as_images, has_classes, needs_classes, replay_update, within_bounds
 from fedglass.attack.forward.target import network_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation

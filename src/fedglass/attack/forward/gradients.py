@@ -26,8 +26,7 @@ from fedglass.attack.forward.target import (
     network_of,
     step_length,
 )
-from fedglass.attack.needs import reads_of
-from fedglass.attack.parts import BoundForward, Forward
+from fedglass.attack.parts import BoundForward, Forward, reads_of
 from fedglass.core.errors import ModelError, UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.losses import TargetKind, target_kind

@@ -15,7 +15,7 @@ from fedglass.attack.forward.target import like
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
-from fedglass.core.losses import TargetKind, is_class_labels, target_kind
+from fedglass.core.losses import TargetKind, is_class_labels, not_ignored, target_kind
 from fedglass.core.registry import register
 from fedglass.core.types import Observation, Training
 
@@ -138,9 +138,9 @@ def _check_batches(batches: Sequence[Sequence[int]], training: Training, example
 
 
 def _check_classes(labels: Tensor, observation: Observation) -> None:
-    classes = observation.knows.classes
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    classes, used = observation.knows.classes, not_ignored(observation.knows.objective, labels)
+    if len(used) and (int(used.min()) < 0 or int(used.max()) >= classes):
         raise UsageError(
-            f"The adversary is told labels from {int(labels.min())} to {int(labels.max())}, expected 0 to "
+            f"The adversary is told labels from {int(used.min())} to {int(used.max())}, expected 0 to "
             f"{classes - 1}: correct them or the number of classes."
         )

@@ -19,8 +19,15 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Problem, Progress, Solution
-from fedglass.attack.solvers.schedules import Constant, Keep, Last, LowestIterate, RateSchedule, check_iterations
-from fedglass.attack.solvers.states import next_search
+from fedglass.attack.solvers.schedules import (
+    Constant,
+    Keep,
+    Last,
+    LowestIterate,
+    RateSchedule,
+    check_iterations,
+    next_search,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Unknown
 

@@ -57,7 +57,11 @@ def _weights(name: str, weights: Sequence[float] | None, outputs: Tensor) -> Ten
 @register("losses", "cross_entropy", summary="cross entropy of one class for each example")
 @dataclass(frozen=True)
 class CrossEntropy:
-    """-log softmax(outputs)[class], with smoothed labels, weights of classes and a class that is ignored."""
+    """-log softmax(outputs)[class], with smoothed labels, weights of classes and a class that is ignored.
+
+    Probabilities of the classes are targets too, as attacks search for them. The loss of one-hot rows is that of their
+    classes: the mean is over the weights of the classes, where torch divides by the number of examples.
+    """
 
     label_smoothing: float = 0.0
     weight: tuple[float, ...] | None = None
@@ -99,14 +103,36 @@ class PixelCrossEntropy:
 
 
 def _cross_entropy(loss: CrossEntropy | PixelCrossEntropy, name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    weight, ignored = _weights(name, loss.weight, outputs), loss.ignore_index
+    soft, ignores = targets.is_floating_point(), 0 <= loss.ignore_index < outputs.shape[1]
+    if soft and (ignores or weight is not None):
+        return _soft_cross_entropy(loss, outputs, targets, weight)
     return F.cross_entropy(
         outputs,
         targets,
-        weight=_weights(name, loss.weight, outputs),
-        ignore_index=loss.ignore_index,
+        weight=weight,
+        ignore_index=IGNORE_NOTHING if soft else ignored,
         reduction=loss.reduction,
         label_smoothing=loss.label_smoothing,
     )
+
+
+def _soft_cross_entropy(
+    loss: CrossEntropy | PixelCrossEntropy, outputs: Tensor, targets: Tensor, weight: Tensor | None
+) -> Tensor:
+    """Return the loss of probabilities of classes with weights, or with one class that is ignored.
+
+    The other classes share what the ignored class has; a row that has nothing else does not count.
+    """
+    classes = torch.arange(outputs.shape[1], device=outputs.device).view(-1, *[1] * (outputs.ndim - 2))
+    used = targets * (classes != loss.ignore_index)
+    total = used.sum(1, keepdim=True)
+    counts = (total > 0).to(outputs)
+    shares = used / total.where(total > 0, torch.ones_like(total))
+    weights = torch.ones_like(classes, dtype=outputs.dtype) if weight is None else weight.view_as(classes)
+    smoothed = (1 - loss.label_smoothing) * shares + loss.label_smoothing / outputs.shape[1] * counts
+    value = -(weights * smoothed * outputs.log_softmax(1)).sum()
+    return value / (weights * shares).sum() if loss.reduction == "mean" else value
 
 
 @register(

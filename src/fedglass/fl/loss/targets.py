@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import DataError, UsageError, unknown_name
-from fedglass.core.losses import Loss, TargetKind, is_class_labels, target_kind
+from fedglass.core.losses import Loss, TargetKind, is_class_labels, not_ignored, target_kind
 from fedglass.core.registry import built_in, make
 from fedglass.core.types import Training
 from fedglass.fl.loss.losses import CrossEntropy
@@ -145,12 +145,12 @@ def _check_classes(who: str, name: str, loss: Loss | None, targets: Tensor, outp
             f"shape {outputs}: {name} needs one class for each {'pixel' if len(outputs) > 1 else 'example'}."
         )
     classes = outputs[0] if len(outputs) == 1 else max(outputs[0], 2)  # a single output has two classes of pixels
-    used = targets[targets != getattr(loss, "ignore_index", -1 - classes)]
+    used = not_ignored(loss, targets)
     outside = used[(used < 0) | (used >= classes)]
     if len(outside):
         raise DataError(
             f"{who} has label {int(outside[0])}, expected 0 to {classes - 1}: "
-            "correct the label or raise the number of classes."
+            "correct the label, raise the number of classes, or set the loss's ignore_index to this label."
         )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.attack import Attack
+from fedglass.attack.hypotheses import SearchByOwnImages
 from fedglass.attack.labels.counts import InterpolatedCounts
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import Labels
 from fedglass.attack.refine.gan import gan
 from fedglass.attack.refine.masked_diffusion import mde
 from fedglass.attack.refine.restoration import ddrm_enlarged
-from fedglass.attack.search import SearchByOwnImages
 from fedglass.attack.solvers.adam import Adam
 from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.types import Training

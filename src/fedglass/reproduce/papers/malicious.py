@@ -148,12 +148,13 @@ def read(row: Row, method: str, request: Request) -> Experiment:
 
 
 def _probe(method: str, setting: Setting, request: Request) -> PublishedProbe:
-    iterations, supposed = request.iterations or ITERATIONS, _supposed(setting)
+    iterations, rule = request.iterations or ITERATIONS, setting.get("rule", "mean")
+    supposed = SUPPOSED.get(rule, "mean")
     if method != "validated":
         return PeerRmse(_reader(method, supposed, request), iterations)
     decoder = request.weights.get(DECODER, OWN)
     readers = tuple((rate, _published(supposed, iterations, decoder, rate)) for rate in RATES)
-    return ValidatedRmse(readers, iterations, RULES[setting.get("rule", "mean")])
+    return ValidatedRmse(readers, iterations, RULES[rule])
 
 
 def _published(rule: str, iterations: int, decoder: str, rate: float) -> AnyAttack:
@@ -161,10 +162,6 @@ def _published(rule: str, iterations: int, decoder: str, rate: float) -> AnyAtta
     tried = maliciously_curious_client_published(OracleLabels(), decoder, rate, iterations)
     wanted = "soft_median" if rule == "median" else rule
     return replace(tried, attack=tuple((name, attack) for name, attack in tried.attack if name == wanted))
-
-
-def _supposed(setting: Setting) -> str:
-    return SUPPOSED.get(setting.get("rule", "mean"), "mean")
 
 
 def _reader(method: str, rule: str, request: Request) -> AnyAttack:

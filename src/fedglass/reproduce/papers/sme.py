@@ -8,9 +8,8 @@ from fedglass.federation.views import Knows
 from fedglass.reproduce.image_sources import KIND_OF
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
 from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
-from fedglass.reproduce.probes.geometry import Geometry
+from fedglass.reproduce.probes.geometry import Geometry, SegmentBounds
 from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
-from fedglass.reproduce.probes.segment import SegmentBounds
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4

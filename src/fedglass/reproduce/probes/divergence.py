@@ -20,15 +20,13 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress
-from fedglass.audit.cases import ProbeResult
 from fedglass.audit.cost import Workload
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
@@ -36,6 +34,7 @@ from fedglass.fl.local import LocalBatch, MeanGradient, Step
 from fedglass.models.network import Network
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.probes.geometry import local_path
+from fedglass.reproduce.probes.probe import RunsNoAttack
 
 ClientExamples = tuple[Tensor, Tensor]
 """Whitened inputs and labels of one client."""
@@ -184,14 +183,11 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(RunsNoAttack):
     """Draws the clients' examples from the pool behind the message, with replacement, as the lemma demands.
 
     The same draws serve every point of the sweep. All is in double precision, since the differences are small.
     """
-
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
 
     sweep: Sweep
     draws: int = 24

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,10 +19,9 @@ from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import IMAGINED, scored_guesses
-from fedglass.audit.cases import ProbeResult
-from fedglass.audit.cost import SECOND_ORDER, Workload, attack_seconds
+from fedglass.audit.cost import SECOND_ORDER, Workload
 from fedglass.audit.scoring import energy_at
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
@@ -32,10 +31,18 @@ from fedglass.federation.peer import PeerView
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.aggregate.rule import Aggregator
-from fedglass.metrics.catalogue import score
-from fedglass.metrics.matching import Matching, label_errors
+from fedglass.metrics.catalogue import Matching, label_errors, score
 from fedglass.reproduce.messages import ACCURACY, PATIENCE, readable
-from fedglass.reproduce.probes.probe import MatchedImages, attack_fields, blind_guesses, match_images, means
+from fedglass.reproduce.probes.probe import (
+    MatchedImages,
+    RunsAttack,
+    RunsNoAttack,
+    attack_fields,
+    blind_guesses,
+    match_images,
+    means,
+    with_measures,
+)
 
 METRICS = ("lpips", "psnr", "ssim")
 TRACED = (1, 10, 20, 30, 76, 99)
@@ -43,10 +50,8 @@ TRACED = (1, 10, 20, 30, 76, 99)
 
 
 @dataclass(frozen=True)
-class PeerImages:
+class PeerImages(RunsAttack):
     """Mean LPIPS, PSNR and SSIM of the peers' images, without the adversary's own; pixels clipped to [0, 1]."""
-
-    accelerated: ClassVar[bool] = True
 
     attack: Attack
     factor: int = 4
@@ -69,9 +74,6 @@ class PeerImages:
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         return ProbeResult({**fields, "metrics": dict(scores.values), "extra": extra}, final.strips())
 
-    def seconds(self, load: Workload) -> float:
-        return attack_seconds(self.attack, load)
-
 
 @dataclass(frozen=True)
 class ComparedPeerImages(PeerImages):
@@ -79,10 +81,8 @@ class ComparedPeerImages(PeerImages):
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         result = super().measure(target, seed, progress)
-        tested, extra = accuracies(target.utility), result.record["extra"]
-        further = blind_guesses(target, METRICS, self.attack) | {"accuracy": tested[max(tested)]}
-        compared = {**extra, "measures": {**extra["measures"], **further}}
-        return replace(result, record={**result.record, "extra": compared})
+        tested = accuracies(target.utility)
+        return with_measures(result, **blind_guesses(target, METRICS, self.attack), accuracy=tested[max(tested)])
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,6 @@ class WrongRate:
 
     def seconds(self, load: Workload) -> float:
         return self.probe.seconds(load)
-
-
-class ImageGuess(Protocol):
-    """A guess of the private images without an attack."""
-
-    def images(self, observation: Observation, truth: Truth) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -148,12 +142,13 @@ class Reduced:
         return enlarged(reduced(private, self.factor), self.factor)
 
 
-@dataclass(frozen=True)
-class GuessedImages:
-    """The same figures for guessed images, without an attack."""
+ImageGuess = Grey | OwnImages | Reduced
+"""A guess of the private images without an attack."""
 
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
+
+@dataclass(frozen=True)
+class GuessedImages(RunsNoAttack):
+    """The same figures for guessed images, without an attack."""
 
     guess: ImageGuess
 
@@ -228,11 +223,8 @@ def _search(reconstruction: Reconstruction, examples: int, wrong: int) -> dict[s
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(RunsNoAttack):
     """Test accuracy of a federation's model in %, after the last round and every tenth on the way; no attack."""
-
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         points = accuracies(target.utility)
@@ -269,7 +261,7 @@ GUESSED = {
 
 
 @dataclass(frozen=True)
-class PeerRmse:
+class PeerRmse(RunsNoAttack):
     """RMSE over all private images and pixels after optimal assignment [Yue et al., 2025, Eq. 14], in [0, 1].
 
     Next to it stands what guesses reach without the message; an attack should be below the lowest of them. The class
@@ -277,7 +269,6 @@ class PeerRmse:
     """
 
     accelerated: ClassVar[bool] = True
-    attack: ClassVar[None] = None
 
     reader: AnyAttack
     iterations: int
@@ -318,7 +309,7 @@ class PeerRmse:
 
 
 @dataclass(frozen=True)
-class ValidatedRmse:
+class ValidatedRmse(RunsNoAttack):
     """`PeerRmse` of the reader that is best in a round which the adversary plays by itself.
 
     That round starts from the same model. The adversary's own images and public ones take the place of the clients',
@@ -326,7 +317,6 @@ class ValidatedRmse:
     """
 
     accelerated: ClassVar[bool] = True
-    attack: ClassVar[None] = None
 
     readers: tuple[tuple[float, AnyAttack], ...]
     """Readers by the rate of their solver."""
@@ -342,9 +332,7 @@ class ValidatedRmse:
         best = min(errors, key=lambda rate: errors[rate])
         probe = PeerRmse(dict(self.readers)[best], self.iterations)
         result = probe.measure(target, seed, progress_part(progress, parts - 1, parts))
-        extra = result.record["extra"]
-        measures = {**extra["measures"], "rate": best, "rmse_rehearsed": errors[best]}
-        return replace(result, record={**result.record, "extra": {**extra, "measures": measures}})
+        return with_measures(result, rate=best, rmse_rehearsed=errors[best])
 
     def _rehearsed(self, target: Target, seed: int) -> tuple[Observation, Truth]:
         """Return a round of as many clients as the attacked one had, with images that the adversary knows."""

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.audit.assessment import scored_guesses
-from fedglass.audit.cases import Probe
-from fedglass.audit.cost import Workload
-from fedglass.audit.play_attack import run_fields
+from fedglass.audit.cost import Workload, attack_seconds
+from fedglass.audit.probes import run_fields
 from fedglass.audit.scoring import energy_at
-from fedglass.audit.target import Target
+from fedglass.audit.target import Probe, ProbeResult, Target
 from fedglass.core.metric_scale import scale_of
 from fedglass.core.types import Reconstruction
 from fedglass.federation.truth import Truth
-from fedglass.metrics.catalogue import Scores, score
-from fedglass.metrics.matching import Matching, label_errors, match
+from fedglass.metrics.catalogue import Matching, Scores, label_errors, match, score
 from fedglass.verdict.directory import Strips
 
 
@@ -41,6 +39,30 @@ class PublishedProbe(Probe, Protocol):
     def seconds(self, load: Workload) -> float:
         """Estimate how long it takes on one core."""
         ...
+
+
+class RunsAttack:
+    """Base of probes that run their `attack` once, faster on an accelerator."""
+
+    accelerated: ClassVar[bool] = True
+    attack: Attack
+
+    def seconds(self, load: Workload) -> float:
+        return attack_seconds(self.attack, load)
+
+
+class RunsNoAttack:
+    """Base of probes that run no attack, or not one that a table describes."""
+
+    accelerated: ClassVar[bool] = False
+    attack: ClassVar[None] = None
+
+
+def with_measures(result: ProbeResult, **measures: float) -> ProbeResult:
+    """Return a result with further measures."""
+    extra = result.record["extra"]
+    further = {**extra, "measures": {**extra["measures"], **measures}}
+    return replace(result, record={**result.record, "extra": further})
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import BestOf, possible_trainings, trainings_of_steps, with_training
-from fedglass.attack.needs import needs_of
-from fedglass.attack.parts import Labels, MatchAndAverage, Progress
-from fedglass.attack.search import SearchByOwnImages
+from fedglass.attack.hypotheses import SearchByOwnImages
+from fedglass.attack.parts import Labels, MatchAndAverage, Progress, needs_of
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.audit.cases import ProbeResult
 from fedglass.audit.cost import Workload, attack_seconds, iterations_of_stages
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Observation, Reconstruction
-from fedglass.metrics.catalogue import share_above
-from fedglass.metrics.matching import Matching, label_errors, match, match_by_psnr
+from fedglass.metrics.catalogue import Matching, label_errors, match, match_by_psnr, share_above
 from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.probes.geometry import cosine, sparsity
-from fedglass.reproduce.probes.probe import attack_fields, blind_guesses, match_images, means
-
-
-class Pairing(Protocol):
-    """The rule that pairs reconstructions with originals."""
-
-    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching: ...
+from fedglass.reproduce.probes.probe import (
+    RunsAttack,
+    RunsNoAttack,
+    attack_fields,
+    blind_guesses,
+    match_images,
+    means,
+    with_measures,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ByPsnr:
 
 
 @dataclass(frozen=True)
-class Reconstruct:
+class Reconstruct(RunsAttack):
     """Mean PSNR (range 1, not clipped), share of recovered images, and 1 - cosine of the predicted update."""
 
     accelerated: ClassVar[bool] = False
@@ -61,7 +60,7 @@ class Reconstruct:
     attack: Attack
     threshold: float
     """PSNR above which an image counts as recovered."""
-    pairing: Pairing
+    pairing: ByError | ByPsnr
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth, merge = target.observation, target.known_truth, _RecordingMerge()
@@ -79,9 +78,6 @@ class Reconstruct:
             measures["lsim"] = similarity
         scored = {"metrics": {"psnr": psnr_by_image}, "extra": {**fields["extra"], "measures": measures}}
         return ProbeResult({**fields, **scored}, matched.strips(by_epoch=_by_epoch(merge.images, matched.matching)))
-
-    def seconds(self, load: Workload) -> float:
-        return attack_seconds(self.attack, load)
 
 
 class _RecordingMerge:
@@ -119,13 +115,11 @@ METRICS = ("psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True)
-class Invert:
+class Invert(RunsAttack):
     """Mean PSNR, SSIM and LPIPS of the restart of lowest energy, and the sparsity of the message.
 
     [K. Zhu et al., 2025, Sec. 5.1]. The attack keeps its merge and refinements, and several restarts are one run.
     """
-
-    accelerated: ClassVar[bool] = True
 
     attack: Attack
 
@@ -143,15 +137,10 @@ class Invert:
         scored = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
         return ProbeResult({**fields, **scored}, matched.strips())
 
-    def seconds(self, load: Workload) -> float:
-        return attack_seconds(self.attack, load)
-
 
 @dataclass(frozen=True)
-class Retried:
+class Retried(RunsAttack):
     """Mean PSNR of one message in several runs of an attack: the best, the median and the mean of them."""
-
-    accelerated: ClassVar[bool] = True
 
     attack: Attack
     retries: int
@@ -162,9 +151,8 @@ class Retried:
             runs.append(probe.measure(target, derive(seed, "retry", i), progress_part(progress, i, self.retries)))
         values = [run.record["extra"]["measures"]["psnr"] for run in runs]
         best = runs[values.index(max(values))]
-        measures = {"best": max(values), "median": statistics.median(values), "average": statistics.fmean(values)}
-        extra = {**best.record["extra"], "measures": {**best.record["extra"]["measures"], **measures}}
-        return replace(best, record={**best.record, "extra": extra})
+        average = statistics.fmean(values)
+        return with_measures(best, best=max(values), median=statistics.median(values), average=average)
 
     def seconds(self, load: Workload) -> float:
         return self.retries * attack_seconds(self.attack, load)
@@ -207,11 +195,8 @@ class TryTrainings:
 
 
 @dataclass(frozen=True)
-class CountLabels:
+class CountLabels(RunsNoAttack):
     """Half the L1 distance between the recovered label counts and the true ones [Dimitrov et al., 2022, Table 2]."""
-
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
 
     labels: Labels
 
@@ -231,13 +216,11 @@ NEAR = 1.25
 
 
 @dataclass(frozen=True)
-class SearchUnknowns:
+class SearchUnknowns(RunsAttack):
     """The result of a search for learning rate and number of images, next to the truth [Wilson et al., 2024, App. B].
 
     The search uses the participant's own images and no image of another client; the truth is for the score alone.
     """
-
-    accelerated: ClassVar[bool] = True
 
     attack: Attack
     search: SearchByOwnImages

@@ -22,7 +22,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,8 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import best_guess
-from fedglass.audit.cases import ProbeResult
 from fedglass.audit.cost import SECOND_ORDER, Workload
-from fedglass.audit.target import Target
+from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.tensors import Params, flatten
 from fedglass.core.types import Observation, Training
@@ -49,7 +47,7 @@ from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
 from fedglass.reproduce.charts import LogPlot
-from fedglass.reproduce.probes.probe import match_images
+from fedglass.reproduce.probes.probe import RunsNoAttack, match_images
 
 
 @dataclass(frozen=True)
@@ -200,15 +198,12 @@ class _AttackedRound:
 
 
 @dataclass(frozen=True)
-class Theorem1:
+class Theorem1(RunsNoAttack):
     """Continues the federation behind a message, attacks some of its rounds as a client, and compares with the bound.
 
     Every client, the adversary too, clips its gradients and adds noise if `noise` is above 0, as in the theorem.
     Objective, base error and lengths are measured with the private images: they are an oracle's.
     """
-
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
 
     reader: AnyAttack
     iterations: int
