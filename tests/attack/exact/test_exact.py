@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedglass.attack.exact.exact import FOUND_NOTHING, ExactAttack, ExactSolution, SearchBudget, cost_of, costs
+from fedglass.attack.exact.exact import (
+    FOUND_NOTHING,
+    UNSOLVABLE,
+    ExactAttack,
+    ExactSolution,
+    SearchBudget,
+    cost_of,
+    costs,
+)
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import built_in, register
 from fedglass.core.types import Observation, Training
@@ -70,6 +78,28 @@ def test_one_image_that_leaves_next_to_nothing_ends_it_too(toy: Any) -> None:
     near, later = Told("near", 1.0, asked, images=1, residual=0.005), Told("later", 2.0, asked)
     assert not attack_of(near, later).run(toy.observation(examples=1)).explains
     assert asked == ["near"]
+
+
+def test_a_method_without_a_solution_does_not_end_the_others(toy: Any) -> None:
+    @register("exact", "unsolvable", summary="")
+    @costs(0.1)
+    def unsolvable(observation: Observation, search: SearchBudget) -> str:
+        return str(torch.linalg.svd(torch.full((2, 2), torch.nan)))
+
+    attack_of(Told("other", 1.0, [], images=1, explains=True))
+    found = ExactAttack(("unsolvable", "other")).run(toy.observation(examples=1))
+    assert (found.method, found.reasons) == ("other", {"unsolvable": UNSOLVABLE})
+
+
+def test_a_message_of_almost_only_zeros_is_answered(plain: Any) -> None:
+    """Pruning by 99.9 % leaves layers whose update, or that of their biases, is zero."""
+    images, labels = plain.pictures(3)
+    message = plain.seen(plain.dense(), images, labels, Training(0.1))
+    for share in (0.5, 0.99, 0.999, 1.0):
+        keep = {name: t.abs() > torch.quantile(t.abs(), min(share, 0.9999)) for name, t in message.update.items()}
+        update = {name: tensor * keep[name] * (share < 1) for name, tensor in message.update.items()}
+        found = recipe("exact").run(replace(message, update=update))
+        assert found.method or found.reasons
 
 
 def test_methods_of_the_recipe_name_their_cost_and_papers_are_cited() -> None:

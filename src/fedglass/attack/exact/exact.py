@@ -23,6 +23,7 @@ from fedglass.core.types import Observation, Reconstruction
 Details = dict[str, float | int | str]
 """Figures for the record, such as the rank, the number of rows that agree, or the seconds of the search."""
 FOUND_NOTHING = "it found nothing"
+UNSOLVABLE = "its equations have no finite solution for this message"
 COST = "seconds_if_it_applies"
 """Attribute of a method."""
 NEARLY_EXPLAINED = 0.01
@@ -101,7 +102,10 @@ class ExactAttack:
         for i, name in enumerate(sorted(self.methods, key=cost_of)):
             progress(i, len(self.methods))
             method: ExactMethod = find("exact", name).value
-            solution = method(message, SearchBudget(stream(seed, "exact", name), self.seconds))
+            try:
+                solution = method(message, SearchBudget(stream(seed, "exact", name), self.seconds))
+            except torch.linalg.LinAlgError:  # such as of a layer whose update is zero; other methods may read it
+                solution = UNSOLVABLE
             if isinstance(solution, str) or not len(solution.images):
                 reasons[name] = solution if isinstance(solution, str) else FOUND_NOTHING
                 continue
