@@ -19,6 +19,7 @@ from fedglass.attack.attack import check_counted
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, first_message
+from fedglass.attack.exact.update_matrix import row_ratios
 from fedglass.attack.exact.verify import as_images, message_of, within_bounds
 from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
@@ -280,28 +281,16 @@ class BinReading:
 
 def _bin_inputs(layer: DenseUpdate) -> Tensor:
     """Return the inputs of the bins that an example has moved, the bin that moved most first.  # (m, d)"""
-    if layer.bias is None:
-        return layer.weight[:0]
+    if not layer.sent.biased:
+        return layer.sent.matrix[:0]
     order = (layer.bias_before / layer.weight_before.norm(dim=1)).argsort(descending=True)
-    differences = replace(
-        layer,
-        weight=_differences(layer.weight[order]),
-        bias=_differences(layer.bias[order]),
-        weight_error=_errors(layer.weight_error[order]),
-        bias_error=_errors(layer.bias_error[order]),
-    )
-    rows = differences.ratios()
-    assert differences.bias is not None, "it was set"
-    return rows.ratios[differences.bias[rows.rows].abs().argsort(descending=True)]
-
-
-def _differences(rows: Tensor) -> Tensor:
-    """Return each row minus the next one, and the last row itself."""
-    return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
-
-
-def _errors(errors: Tensor) -> Tensor:
-    return (errors.square() + torch.cat([errors[1:], torch.zeros_like(errors[:1])]).square()).sqrt()
+    moved, errors = layer.sent.matrix[order], layer.sent.error[order]
+    zeros = torch.zeros_like(moved[:1])
+    # Each row minus the next one, and the last row itself.
+    differences = moved - torch.cat([moved[1:], zeros])
+    spread = (errors.square() + torch.cat([errors[1:], zeros]).square()).sqrt()
+    rows = row_ratios(replace(layer.sent, matrix=differences, error=spread))
+    return rows.ratios[differences[rows.rows, -1].abs().argsort(descending=True)]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def fit_layer(layer: DenseUpdate, inputs: Tensor) -> tuple[float, Tensor, bool]:
     the sign of the unit's output, and True if the residual is rounding and no sign contradicts it. Units that change
     sign between the weights before and after may be on or off.  # inputs (n, d) -> (), (n,), ()
     """
-    sent, augmented = layer.stacked(), with_ones(inputs)
+    sent, augmented = layer.sent, with_ones(inputs)
     inverse = torch.linalg.pinv(augmented)  # (d + 1, n)
     factors = sent.matrix @ inverse  # (h, n)
     residuals = sent.matrix - factors @ augmented

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
+from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.split_network import Affine, Cut, conjugate_gradients, cut_at, negative_laplacian
 from fedglass.attack.exact.verify import message_of
@@ -156,7 +156,7 @@ def _probe(observation: Observation) -> tuple[dict[str, Tensor], Tensor, dict[st
     image = torch.randn(1, *cut.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(hook(cut.model.get_submodule(name).register_forward_hook(noting(name))))
+            hooks.enter_context(cut.model.get_submodule(name).register_forward_hook(noting(name)))
         logits = functional_call(cut.model, {**cut.state, **trained}, (image,))
     # Any loss serves; the cross entropy of a single output has no gradient.
     single = logits.shape[1:] == (1,)
