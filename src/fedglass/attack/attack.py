@@ -34,12 +34,11 @@ from fedglass.attack.parts import (
     reads_of,
 )
 from fedglass.attack.stages import (
-    Run,
     bind_forward,
     bind_objective,
+    energy_rank,
     labels_of_rounds,
     progress_part,
-    run_all_starts,
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
@@ -108,7 +107,8 @@ class Attack:
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
         run = self._bind(observation, seeds[0])
-        best = run_all_starts(run, seeds, progress)
+        runs = [run(start, progress_part(progress, i, len(seeds))) for i, start in enumerate(seeds)]
+        best = min(runs, key=lambda run: energy_rank(run.energy))
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -173,7 +173,7 @@ class Attack:
         unknowns = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(self.stages[-1], observation, forward)(candidate, unknowns, 1.0).detach())
 
-    def _bind(self, observation: Observation, first_seed: int) -> Run:
+    def _bind(self, observation: Observation, first_seed: int) -> Callable[[int, Progress], Reconstruction]:
         """Bind what is the same for all starts, and return the run from the start of a seed.
 
         The start of the first seed begins with the images of `start`, where there are some.

@@ -21,7 +21,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.parts import Progress, Refine, check_needs, no_progress
+from fedglass.attack.parts import Progress, Refine, check_needs, no_progress, unchanged
 from fedglass.attack.stages import energy_rank, progress_part
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
@@ -70,10 +70,6 @@ def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
 AttacksByRule = tuple[tuple[str, AnyAttack], ...]
 """One attack for each aggregation rule, with the rule's name."""
 A = TypeVar("A", bound=AnyAttack | AttacksByRule)
-
-
-def unchanged(reconstruction: Reconstruction) -> Reconstruction:
-    return reconstruction
 
 
 @dataclass(frozen=True, eq=False)

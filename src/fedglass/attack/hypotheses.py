@@ -126,10 +126,14 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         """Return the neighbours of the best trial at a share of the grid's spacing."""
         neighbours: list[tuple[float, int]] = []
         if Fact.LR not in observation.facts:
-            factor = math.exp(share * _spacing([math.log(rate) for rate in self.rates]))
+            # The mean distance between neighbours; that of a factor of 3 where there is only one rate.
+            logs = [math.log(rate) for rate in self.rates]
+            spacing = (max(logs) - min(logs)) / (len(logs) - 1) if len(logs) > 1 else math.log(3)
+            factor = math.exp(share * spacing)
             neighbours += [(best.lr * factor, best.examples), (best.lr / factor, best.examples)]
         if not observation.knows.counted:
-            least, gap = len(_own(observation).labels) + 1, _gap(self.counts, best.examples)
+            least = len(_own(observation).labels) + 1
+            gap = min((abs(count - best.examples) for count in self.counts if count != best.examples), default=2)
             move = max(1, round(share * gap))
             neighbours += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
         return neighbours
@@ -182,16 +186,6 @@ def _own(observation: Observation) -> Own:
     if observation.own is None or Fact.OWN not in observation.facts:
         raise refusal("Searching by the adversary's own images", [Fact.OWN])
     return observation.own
-
-
-def _spacing(points: list[float]) -> float:
-    """Return the mean distance between neighbours; that of a factor of 3 where there is only one point."""
-    return (max(points) - min(points)) / (len(points) - 1) if len(points) > 1 else math.log(3)
-
-
-def _gap(counts: tuple[int, ...], at: int) -> int:
-    """Return the distance to the nearest other count of the grid."""
-    return min((abs(count - at) for count in counts if count != at), default=2)
 
 
 MOST_COMBINATIONS = 2**16

@@ -274,7 +274,9 @@ class BesideStatistics:
         inner, observed = self.forward.bind(observation), batch_statistics(observation)
         if not observed:
             return inner
-        network = network_of(_with_batch_statistics(observation))
+        # Statistics that have moved were moved by a training in train mode, whatever else is known.
+        training = replace(observation.knows.training or Training(lr=1.0), batch_norm=BatchNorm.BATCH)
+        network = network_of(replace(observation, knows=replace(observation.knows, training=training)))
         steps = steps_taken(observation)
         travelled = (steps - 1) / (2 * steps)  # the mean of 0, 1, ... T - 1 over T
         before, update = observation.before, observation.update
@@ -318,10 +320,3 @@ def batch_statistics(observation: Observation) -> Mapping[str, Tensor]:
         for layer, _, kind in [name.rpartition(".")]
         if layer in decay and kind in kinds
     }
-
-
-def _with_batch_statistics(observation: Observation) -> Observation:
-    """Suppose a training in train mode: statistics that have moved were moved in it, whatever else is known."""
-    training = observation.knows.training or Training(lr=1.0)
-    knows = replace(observation.knows, training=replace(training, batch_norm=BatchNorm.BATCH))
-    return replace(observation, knows=knows)

@@ -132,8 +132,10 @@ class Through(Simulation):
         training, network = known_training(observation), network_of(observation)
         simulated = client_sizes(observation)
         clients = simulated_clients(observation, training, simulated, self.budget_mib)
-        sent = _as_sent(observation, network.names, training.lr) if self.own else None
-        sizes = [*simulated, *([] if sent is None or observation.own is None else [len(observation.own.labels)])]
+        # The adversary's own update in the units of the message, and its examples; none where the rule has dropped it.
+        contribution = observation.own if self.own and Fact.OWN in observation.facts else None
+        mine = [] if contribution is None else [[contribution.update[n] / -training.lr for n in network.names]]
+        sizes = [*simulated, *([] if contribution is None else [len(contribution.labels)])]
         like = observation.update[network.names[0]]
         shares = torch.tensor(sizes, dtype=like.dtype, device=like.device) / sum(sizes)
 
@@ -141,17 +143,10 @@ class Through(Simulation):
         self.combination.combine(torch.zeros(len(sizes), 1, dtype=like.dtype, device=like.device), shares)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            updates = [*clients(candidate), *([] if sent is None else [sent])]
+            updates = [*clients(candidate), *mine]
             return [self.combination.combine(torch.stack(rows), shares) for rows in zip(*updates, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
-
-
-def _as_sent(observation: Observation, names: Sequence[str], lr: float) -> tuple[Tensor, ...] | None:
-    """Return the adversary's own update in the units of the message; None where the rule has dropped it."""
-    if observation.own is None or Fact.OWN not in observation.facts:
-        return None
-    return tuple(observation.own.update[name] / -lr for name in names)
 
 
 @dataclass(frozen=True)
@@ -179,15 +174,10 @@ class ThroughFilter:
         rows = [(y, torch.minimum(*pair), torch.maximum(*pair)) for y, pair in zip(inner.target, ends, strict=True)]
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            predicted = inner.predict(candidate, unknowns)
-            return [_filtered(g, *row) for g, row in zip(predicted, rows, strict=True)]
+            pairs = zip(inner.predict(candidate, unknowns), rows, strict=True)
+            return [torch.where(low == high, g, sent + (g - g.clamp(low, high))) for g, (sent, low, high) in pairs]
 
         return replace(inner, predict=predict)
-
-
-def _filtered(predicted: Tensor, sent: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    outside = predicted - predicted.clamp(low, high)
-    return torch.where(low == high, predicted, sent + outside)
 
 
 def _scale(forward: BoundForward, update: Update) -> float | None:

@@ -88,19 +88,18 @@ class GeneratorWeights:
         starts = [t.to(kind) for t in self.weights(knows.shape, generator)]
 
         def decode(tensors: Sequence[Tensor]) -> Tensor:
-            shares = self._resized(generate(code, tensors), knows.shape[1:])
+            pictures, (height, width) = generate(code, tensors), knows.shape[1:]
+            if self.crop:
+                top, left = (pictures.shape[-2] - height) // 2, (pictures.shape[-1] - width) // 2
+                shares = pictures[..., top : top + height, left : left + width]
+            else:
+                shares = F.interpolate(pictures, (height, width), mode="bilinear", antialias=True)
             pixels = knows.low + (knows.high - knows.low) * shares
             return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
 
         low, high = whitened_bounds(observation)
         # There are enough weights for every pixel: only the sigmoid at the end limits the pictures.
         return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
-
-    def _resized(self, pictures: Tensor, size: tuple[int, int]) -> Tensor:
-        if not self.crop:
-            return F.interpolate(pictures, size, mode="bilinear", antialias=True)
-        top, left = ((side - wanted) // 2 for side, wanted in zip(pictures.shape[-2:], size, strict=True))
-        return pictures[..., top : top + size[0], left : left + size[1]]
 
     def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
         """Draw the start: Kaiming normal for convolutions, one and zero for normalisations.
@@ -218,7 +217,7 @@ class OwnDecoder:
     def network(self, observation: Observation) -> LatentSpace:
         if observation.own is None:
             raise refusal("OwnDecoder", self.needs)
-        images = _signed(observation.own.images.detach().cpu().float(), observation.knows)
+        images = signed(observation.own.images.detach().cpu().float(), observation.knows)
         return _taught(self, images.numpy().tobytes(), tuple(images.shape))
 
 
@@ -295,7 +294,7 @@ class Latent:
         if start is None:
             codes = torch.randn(knows.examples, *shape, generator=generator).to(kind)
         else:
-            codes = network().encode(_signed(knows.whitening.unwhiten(start[0]), knows)).detach()
+            codes = network().encode(signed(knows.whitening.unwhiten(start[0]), knows)).detach()
 
         def decode(tensors: Sequence[Tensor]) -> Tensor:
             return knows.whitening.whiten(pixels_of(network().decode(tensors[0]), knows))[None]  # (1, n, c, h, w)
@@ -318,12 +317,12 @@ class Latent:
         return copy.deepcopy(self.decoder.network(observation)).to(like(observation))
 
 
-def pixels_of(signed: Tensor, knows: Knowledge) -> Tensor:
+def pixels_of(drawn: Tensor, knows: Knowledge) -> Tensor:
     """Map the network's [-1, 1] to the bounds of the pixels."""
-    return knows.low + (knows.high - knows.low) * (signed + 1) / 2
+    return knows.low + (knows.high - knows.low) * (drawn + 1) / 2
 
 
-def _signed(pixels: Tensor, knows: Knowledge) -> Tensor:
+def signed(pixels: Tensor, knows: Knowledge) -> Tensor:
     """Map the bounds of the pixels to the network's [-1, 1]."""
     return 2 * (pixels - knows.low) / (knows.high - knows.low) - 1
 

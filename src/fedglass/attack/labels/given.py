@@ -38,31 +38,24 @@ class OracleLabels:
             raise refusal("OracleLabels", [Fact.LABELS])
         labels = knows.labels.to(like(observation).device)
         if not is_class_labels(labels) and target_kind(knows.objective) is not TargetKind.CLASSES:
-            return _fixed_targets(labels, observation, generator)
-        if labels.shape != (knows.examples,):
+            if len(labels) != knows.examples:
+                raise UsageError(
+                    f"The adversary is told {len(labels)} targets for {knows.examples} examples: give one for each."
+                )
+        elif labels.shape != (knows.examples,):
             raise UsageError(
                 f"The adversary is told labels of shape {tuple(labels.shape)} for {knows.examples} examples: give one "
                 "for each."
             )
-        if labels.is_floating_point():
+        elif labels.is_floating_point():
             raise UsageError(
                 f"The adversary is told labels of type {labels.dtype}, expected whole numbers: convert them."
             )
-        _check_classes(labels, observation)
+        else:
+            _check_classes(labels, observation)
         # Labels stay with their client, where the number of examples of each is known.
         clients = torch.split(labels, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
         return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
-
-
-def _fixed_targets(targets: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
-    """Return known targets of a loss without classes in random order within each client."""
-    knows = observation.knows
-    if len(targets) != knows.examples:
-        raise UsageError(
-            f"The adversary is told {len(targets)} targets for {knows.examples} examples: give one for each."
-        )
-    clients = torch.split(targets, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
-    return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
 
 
 @register(
