@@ -164,7 +164,8 @@ def invert_features(observation: Observation, layer: str, features: Tensor, sear
 
     def energy(images: Tensor, weight: float) -> Tensor:
         misfit = (cut.front(images) - aims).square().sum(1) / sizes
-        return (misfit + weight * _total_variation(images)).sum()
+        variation = images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
+        return (misfit + weight * variation).sum()
 
     affordable = _affordable_share(lambda: energy(grey.clone().requires_grad_(), 0.0), search.seconds)
     if affordable < LEAST_AFFORDABLE:
@@ -239,11 +240,6 @@ def _affordable_share(energy: Callable[[], Tensor], seconds: float) -> float:
         energy().backward()  # type: ignore[no-untyped-call]  # torch
         taken = time.process_time() - began
     return min(1.0, seconds / max(1e-6, taken * sum(steps for _, steps, _ in STAGES)))
-
-
-def _total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours across and down, for each image.  # (n, c, h, w) -> (n,)"""
-    return images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
 
 
 @register(
