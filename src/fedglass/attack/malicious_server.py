@@ -27,8 +27,8 @@ from fedglass.attack.parts import Bound, Progress, no_progress
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction, Whitening
-from fedglass.models.names import with_fixed
-from fedglass.models.network import title_of
+from fedglass.models.names import hold_fixed
+from fedglass.models.network import network, title_of
 
 SCALE_STEPS = 30
 """Bisections of the scale of trap weights: more than single precision resolves."""
@@ -75,21 +75,6 @@ class MaliciousServer:
         return replace(self, reads=self.reads.shortened(share))
 
 
-class FrontBlock(nn.Module):
-    """Two dense layers with ReLU between them, in front of a network that takes images of the same shape."""
-
-    def __init__(self, shape: tuple[int, ...], units: int, model: nn.Module) -> None:
-        super().__init__()
-        self.flat, self.first, self.relu = nn.Flatten(), nn.Linear(math.prod(shape), units), nn.ReLU()
-        self.second, self.image = nn.Linear(units, math.prod(shape)), nn.Unflatten(1, shape)
-        self.model = model
-        vars(self)["network_title"] = f"{title_of(model)} behind an added block"
-
-    def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.model(self.image(self.second(self.relu(self.first(self.flat(images))))))
-        return out
-
-
 def front_layers(model: nn.Module, inputs: Tensor) -> tuple[nn.Linear, nn.Linear] | None:
     """Return the dense layer that takes the inputs as they are and, behind a ReLU, the next one; None if there is none.
 
@@ -104,15 +89,20 @@ def front_layers(model: nn.Module, inputs: Tensor) -> tuple[nn.Linear, nn.Linear
 
 
 def _with_front(model: nn.Module, public: PublicSample, units: int) -> tuple[nn.Module, nn.Linear, nn.Linear]:
-    """Return a copy of the model with its first two dense layers, behind an added block where it has none."""
+    """Return a copy of the model with its first two dense layers, behind an added block where it has none.
+
+    The block is two dense layers with ReLU between them; it takes images and gives images of the same shape.
+    """
     crafted = copy.deepcopy(model)
     layers = front_layers(crafted, public.inputs[:1])
     if layers is not None:
         return crafted, *layers
+    shape, pixels = tuple(public.images.shape[1:]), public.images[0].numel()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        block = FrontBlock(tuple(public.images.shape[1:]), units, crafted)
-    return block, block.first, block.second
+        first, second = nn.Linear(pixels, units), nn.Linear(units, pixels)
+    block = {"flat": nn.Flatten(), "first": first, "relu": nn.ReLU(), "second": second, "image": nn.Unflatten(1, shape)}
+    return network(f"{title_of(model)} behind an added block", **block, model=crafted), first, second
 
 
 def imprint_rows(direction: Tensor, values: Tensor, rows: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -209,7 +199,7 @@ class TrapWeights:
         with torch.no_grad():
             first.weight.copy_(weight * (std - mean))
             first.bias.copy_(weight @ mean)
-            if isinstance(crafted, FrontBlock):
+            if front_layers(model, public.inputs[:1]) is None:  # the second layer is that of an added block
                 second.weight.mul_(self.gain)
         return crafted
 
@@ -336,16 +326,5 @@ def before_last_layer(observation: Observation) -> Observation:
     last = last_dense(observation.model)
     mine = set() if last is None else {id(p) for p in last.parameters()}
     names = [name for name, p in observation.model.named_parameters() if id(p) in mine]
-    constants = {name: observation.before[name] for name in names}
-    before, update = (
-        {name: tensor for name, tensor in params.items() if name not in names}
-        for params in (observation.before, observation.update)
-    )
-    return replace(
-        observation,
-        model=with_fixed(observation.model, names),
-        before=before,
-        buffers={**observation.buffers, **constants},
-        update=update,
-        knows=replace(observation.knows, examples=1, clients=1, sizes=None, labels=None, batch_labels=None),
-    )
+    knows = replace(observation.knows, examples=1, clients=1, sizes=None, labels=None, batch_labels=None)
+    return replace(hold_fixed(observation, names), knows=knows)

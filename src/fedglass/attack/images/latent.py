@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -296,11 +296,7 @@ class Latent:
         else:
             codes = network().encode(signed(knows.whitening.unwhiten(start[0]), knows)).detach()
 
-        def decode(tensors: Sequence[Tensor]) -> Tensor:
-            return knows.whitening.whiten(pixels_of(network().decode(tensors[0]), knows))[None]  # (1, n, c, h, w)
-
-        low, high = whitened_bounds(observation)
-        return Bound((Unknown(codes),), decode, lambda images: images.clamp(low, high))
+        return _drawn_images(Unknown(codes), lambda drawn: network().decode(drawn), observation)
 
     @property
     def learned_from(self) -> str:
@@ -315,6 +311,16 @@ class Latent:
     def _network(self, observation: Observation) -> LatentSpace:
         """Return a copy of the network, on the message's device and of its type."""
         return copy.deepcopy(self.decoder.network(observation)).to(like(observation))
+
+
+def _drawn_images(codes: Unknown, draw: Callable[[Tensor], Tensor], observation: Observation) -> Bound:
+    """Return the images that a network draws of codes; the nearest images are those within the bounds of pixels."""
+    knows, (low, high) = observation.knows, whitened_bounds(observation)
+
+    def decode(tensors: Sequence[Tensor]) -> Tensor:
+        return knows.whitening.whiten(pixels_of(draw(tensors[0]), knows))[None]  # (1, n, c, h, w)
+
+    return Bound((codes,), decode, lambda images: images.clamp(low, high))
 
 
 def pixels_of(drawn: Tensor, knows: Knowledge) -> Tensor:
@@ -344,15 +350,11 @@ class GanCodes:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
             raise UsageError("GanCodes cannot start from the images of a previous stage: make its stage the first.")
-        knows, network = observation.knows, self._network(observation)
-        bound = torch.tensor(CLIP).to(like(observation))
-        codes = torch.randn(knows.examples, network.code, generator=generator).to(bound).clamp(-bound, bound)
+        network, bound = self._network(observation), torch.tensor(CLIP).to(like(observation))
+        codes = torch.randn(observation.knows.examples, network.code, generator=generator)
+        codes = codes.to(bound).clamp(-bound, bound)
 
-        def decode(tensors: Sequence[Tensor]) -> Tensor:
-            return knows.whitening.whiten(pixels_of(network.generate(tensors[0]), knows))[None]  # (1, n, c, h, w)
-
-        low, high = whitened_bounds(observation)
-        return Bound((Unknown(codes, -bound, bound),), decode, lambda images: images.clamp(low, high))
+        return _drawn_images(Unknown(codes, -bound, bound), network.generate, observation)
 
     @property
     def learned_from(self) -> str:

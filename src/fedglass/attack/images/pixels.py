@@ -27,10 +27,9 @@ class Pixels:
     """
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        low, high = whitened_bounds(observation)
-        first = whitened_noise(observation, generator, epochs=1) if start is None else start[:1]
-        unknown = Unknown(first.clamp(low, high), low, high)
-        return Bound((unknown,), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
+        return _within_bounds(
+            whitened_noise(observation, generator, epochs=1) if start is None else start[:1], observation
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,13 @@ class FreePixels:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         first = whitened_noise(observation, generator, epochs=1) if start is None else start[:1]
         return Bound((Unknown(first),), lambda tensors: tensors[0])
+
+
+def _within_bounds(first: Tensor, observation: Observation) -> Bound:
+    """Return unknown pixels that stay inside the pixel bounds, from the projection of the first ones."""
+    low, high = whitened_bounds(observation)
+    unknown = Unknown(first.clamp(low, high), low, high)
+    return Bound((unknown,), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
 
 
 def whitened_noise(observation: Observation, generator: torch.Generator, epochs: int) -> Tensor:
@@ -76,9 +82,7 @@ class BoundedEpochPixels:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        low, high = whitened_bounds(observation)
-        first = _first_of_epochs(observation, generator, start).clamp(low, high)
-        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
+        return _within_bounds(_first_of_epochs(observation, generator, start), observation)
 
 
 @dataclass(frozen=True)
