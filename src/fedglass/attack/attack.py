@@ -41,7 +41,7 @@ from fedglass.attack.stages import (
     progress_part,
 )
 from fedglass.attack.terms.term import Term
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss, TargetKind, target_kind
@@ -90,8 +90,7 @@ class Attack:
     def __post_init__(self) -> None:
         if not self.stages:
             raise UsageError("An attack needs at least one stage, got none.")
-        if self.restarts < 1:
-            raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
+        check_at_least("attack.restarts", self.restarts, 1)
 
     def __repr__(self) -> str:
         """Print later fields only where they are used, so that the names of older records hold."""
@@ -280,8 +279,7 @@ def check_observation(observation: Observation) -> None:
     for other_round in observation.also:
         check_observation(other_round)
     knows = observation.knows
-    if knows.examples < 1:
-        raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
+    check_at_least("knowledge.examples", knows.examples, 1)
     if not 1 <= knows.clients <= knows.examples:
         raise UsageError(
             f"knowledge.clients must be between 1 and the number of examples, {knows.examples}, got {knows.clients}."

@@ -22,7 +22,7 @@ from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.parts import Progress, check_needs
 from fedglass.attack.peer_knowledge import check_not_echo
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Accepted, Observation, Own, Reconstruction, Trial
@@ -52,8 +52,7 @@ class SearchByOwnImages(Guesses[AnyAttack]):
             raise UsageError(f"search.rates must be positive and finite, at least one, got {self.rates}.")
         if not self.counts or min(self.counts) < 1:
             raise UsageError(f"search.counts must be at least 1 each, at least one, got {self.counts}.")
-        if self.zooms < 0:
-            raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
+        check_at_least("search.zooms", self.zooms, 0)
 
     def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         """Return all pairs of the grid."""

@@ -24,7 +24,7 @@ from fedglass.attack.exact.verify import as_images, message_of, within_bounds
 from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound, Progress, no_progress
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction, Whitening
 from fedglass.models.names import hold_fixed
@@ -128,8 +128,7 @@ class Imprint:
     """Units of the added block; a network that begins with a dense layer and ReLU uses all units of that layer."""
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise UsageError(f"imprint.bins must be at least 2, got {self.bins}.")
+        check_at_least("imprint.bins", self.bins, 2)
 
     def craft(self, model: nn.Module, public: PublicSample) -> nn.Module:
         crafted, first, second = _with_front(model, public, self.bins)

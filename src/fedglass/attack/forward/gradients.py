@@ -27,7 +27,7 @@ from fedglass.attack.forward.target import (
     step_length,
 )
 from fedglass.attack.parts import BoundForward, Forward, reads_of
-from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.errors import ModelError, check_at_least
 from fedglass.core.facts import Fact
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, moved_statistics
@@ -223,8 +223,7 @@ class AlongSegment:
     points: int = 2
 
     def __post_init__(self) -> None:
-        if self.points < 1:
-            raise UsageError(f"AlongSegment.points must be at least 1, got {self.points}.")
+        check_at_least("AlongSegment.points", self.points, 1)
 
     def bind(self, observation: Observation) -> BoundForward:
         network = network_of(observation)

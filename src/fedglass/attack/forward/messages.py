@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.forward.target import Simulation, gradient_sum, known_training, limits_before_filter, network_of
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, client_sizes, simulated_clients
 from fedglass.attack.parts import BoundForward, Forward, reads_of
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import Update
@@ -69,8 +69,7 @@ class OneClient:
     client: int = 0
 
     def __post_init__(self) -> None:
-        if self.client < 0:
-            raise UsageError(f"one_client.client must be at least 0, got {self.client}.")
+        check_at_least("one_client.client", self.client, 0)
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         return rows[self.client % len(rows)]
@@ -95,8 +94,7 @@ class SupposedTrimmedMean:
     byzantine: int = 1
 
     def __post_init__(self) -> None:
-        if self.byzantine < 0:
-            raise UsageError(f"trimmed_mean.byzantine must be at least 0, got {self.byzantine}.")
+        check_at_least("trimmed_mean.byzantine", self.byzantine, 0)
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         n = len(rows)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.forward.target import like
 from fedglass.attack.images.pixels import whitened_bounds
 from fedglass.attack.parts import Bound
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
@@ -75,8 +75,7 @@ class GeneratorWeights:
 
     def __post_init__(self) -> None:
         for name in ("width", "code"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"generator.{name} must be at least 1, got {getattr(self, name)}.")
+            check_at_least(f"generator.{name}", getattr(self, name), 1)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
@@ -165,7 +164,7 @@ class StoredDecoder:
 
     def latent_shape(self, knows: Knowledge) -> Shape:
         """Return the shape of one code, without the work of `network`; refuse images of another shape."""
-        network = self._load()
+        network = self.network()
         if network.shape != knows.shape:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
@@ -174,11 +173,8 @@ class StoredDecoder:
             )
         return network.latent_shape
 
-    def network(self, observation: Observation) -> LatentSpace:
-        """Return the network, which is shared and must not be changed."""
-        return self._load()
-
-    def _load(self) -> LatentSpace:
+    def network(self, observation: Observation | None = None) -> LatentSpace:
+        """Return the network, which is shared and must not be changed; it does not depend on an observation."""
         network, digest = _loaded(self.name)
         check_unchanged(f"autoencoder {self.name!r}", digest, self.digest)
         return network
@@ -203,8 +199,7 @@ class OwnDecoder:
 
     def __post_init__(self) -> None:
         for name in ("steps", "latent", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"decoder.{name} must be at least 1, got {getattr(self, name)}.")
+            check_at_least(f"decoder.{name}", getattr(self, name), 1)
 
     @property
     def words(self) -> str:

@@ -84,7 +84,10 @@ def batch_labels_by_epoch(observation: Observation) -> Tensor:
     examples = observation.knows.examples
     _check_batches(batches, training, examples)
     epochs = _epochs(batches, len(training.batches(examples)))
-    rows = [*epochs[:-1], epochs[-1] + _unused_labels(epochs, examples)]
+    # The labels that the last epoch lacks; in a single epoch they are unknown, and do not matter: zeros.
+    missing = Counter({0: examples - len(epochs[-1])})
+    unused = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else missing
+    rows = [*epochs[:-1], epochs[-1] + sorted(unused.elements())]
     labels = torch.tensor(rows, device=like(observation).device)
     _check_classes(labels, observation)
     return labels
@@ -93,16 +96,6 @@ def batch_labels_by_epoch(observation: Observation) -> Tensor:
 def _epochs(batches: Sequence[Sequence[int]], per_epoch: int) -> list[list[int]]:
     """Return the labels of each epoch, one after the other."""
     return [list(chain(*batches[i : i + per_epoch])) for i in range(0, len(batches), per_epoch)]
-
-
-def _unused_labels(epochs: Sequence[Sequence[int]], examples: int) -> list[int]:
-    """Return the labels that the last epoch lacks.
-
-    In a single epoch they are unknown, and do not matter: zeros.
-    """
-    missing = examples - len(epochs[-1])
-    unused = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else Counter({0: missing})
-    return sorted(unused.elements())
 
 
 def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:

@@ -24,10 +24,9 @@ from fedglass.attack.solvers.schedules import (
     Keep,
     Last,
     RateSchedule,
-    check_iterations,
     current_states,
 )
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.types import Unknown
 
 REPORTS = 100
@@ -46,7 +45,7 @@ class AdamOptions(ABC):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
@@ -276,7 +275,7 @@ class LBFGS:
     history: int = 100
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
 
     @property
     def evaluations(self) -> float:
@@ -303,7 +302,7 @@ class Momentum:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
         if not 0 <= self.momentum < 1:
             raise UsageError(f"solver.momentum must be at least 0 and below 1, got {self.momentum:g}.")
 

@@ -26,12 +26,6 @@ from fedglass.core.errors import UsageError
 from fedglass.core.resumable import resume, write_state, writing_into
 
 
-def check_iterations(iterations: int) -> None:
-    """Refuse a run without a single iteration."""
-    if iterations < 1:
-        raise UsageError(f"attack.iterations must be at least 1, got {iterations}.")
-
-
 class RateSchedule(Protocol):
     """The factor on the rate at iteration k of n."""
 
