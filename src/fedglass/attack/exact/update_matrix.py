@@ -64,8 +64,14 @@ class UpdateMatrix:
 
     def without_bias(self) -> UpdateMatrix:
         """Return U alone."""
-        tensors = (t[:, :-1].contiguous() if self.biased else t for t in (self.matrix, self.error, self.observed))
-        return UpdateMatrix(*tensors, biased=False)
+        columns = self.matrix.shape[1] - self.biased
+        matrix, error, observed = (t[:, :columns].contiguous() for t in (self.matrix, self.error, self.observed))
+        return UpdateMatrix(matrix, error, observed, biased=False)
+
+    def part(self, rows: Tensor, columns: Tensor | slice) -> UpdateMatrix:
+        """Return some rows and some columns, the bias among them."""
+        matrix, error, observed = (t[rows][:, columns] for t in (self.matrix, self.error, self.observed))
+        return UpdateMatrix(matrix, error, observed)
 
 
 @dataclass(frozen=True, eq=False)

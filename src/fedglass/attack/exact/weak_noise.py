@@ -175,8 +175,7 @@ def _proved_rank_one(sent: UpdateMatrix, rows: int) -> RankOneFit | None:
 
 def _sample(sent: UpdateMatrix) -> UpdateMatrix:
     """Return a sample of rows and columns, with the bias among them."""
-    rows, columns = _evenly_spaced(sent.matrix.shape[0]), _evenly_spaced(sent.matrix.shape[1])
-    return UpdateMatrix(*(t[rows][:, columns] for t in (sent.matrix, sent.error, sent.observed)))
+    return sent.part(_evenly_spaced(sent.matrix.shape[0]), _evenly_spaced(sent.matrix.shape[1]))
 
 
 def _evenly_spaced(count: int, most: int = SAMPLE) -> Tensor:
@@ -188,7 +187,7 @@ def _rows_without_noise(sent: UpdateMatrix) -> Tensor:
     """Return the rows that agree on the input of the largest group.  # (m,)"""
     pixels = sent.matrix.shape[1] - 1
     columns = torch.cat([_evenly_spaced(pixels, 4 * SAMPLE), torch.tensor([pixels])])
-    ratios = row_ratios(UpdateMatrix(*(t[:, columns] for t in (sent.matrix, sent.error, sent.observed))))
+    ratios = row_ratios(sent.part(torch.arange(len(sent.matrix)), columns))
     if not len(ratios.votes) or int(ratios.votes[0]) < VOTES:
         return ratios.rows[:0]
     apart = (ratios.ratios - ratios.inputs[0]).square().mean(1).sqrt()
@@ -295,7 +294,7 @@ def _entries_without_noise(sent: UpdateMatrix) -> Iterator[tuple[Tensor, UpdateM
     rows = (most > AGREE_WITHIN * sent.noise).nonzero()[:, 0]  # rows of dead units carry no information
     if len(rows) < VOTES:
         return
-    some = UpdateMatrix(sent.matrix[rows], sent.error[rows], sent.observed[rows])
+    some = sent.part(rows, slice(None))
     residuals = sizes[rows]
     zeros = int((residuals <= AGREE_WITHIN * some.error).sum())  # of black pixels
     for part in (0.5, 0.9, 0.9, 0.0, 0.0):
