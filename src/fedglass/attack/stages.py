@@ -101,8 +101,6 @@ def with_mean_update(observation: Observation) -> Observation:
 
     The rounds start from different weights, so that everything computed with the weights is an approximation.
     """
-    if not observation.also:
-        return observation
     updates = [one_round.update for one_round in (observation, *observation.also)]
     mean = {name: torch.stack([update[name] for update in updates]).mean(0) for name in observation.update}
     return replace(observation, update=mean, also=())
