@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedglass.attack.attack import check_counted
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.exact import FOUND_NOTHING, first_message
+from fedglass.attack.exact.exact import FOUND_NOTHING, first_message, nothing_read, replay_residual
 from fedglass.attack.exact.update_matrix import row_ratios
-from fedglass.attack.exact.verify import as_images, message_of, within_bounds
+from fedglass.attack.exact.verify import as_images, within_bounds
 from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound, Progress, no_progress
@@ -254,15 +254,13 @@ class BinReading:
         knows, layer = observation.knows, first_dense(first_message(observation))
         inputs = torch.zeros(0, math.prod(knows.shape)) if isinstance(layer, str) else _bin_inputs(layer)
         images = as_images(knows, inputs[within_bounds(knows, inputs)][: knows.examples])
-        labels, reasons = torch.full((len(images),), -1), {}
         if not len(images):
-            reasons = {"bins": layer if isinstance(layer, str) else FOUND_NOTHING}
-        return Reconstruction(images, labels, math.inf, method="bins" if len(images) else "", reasons=reasons)
+            return nothing_read(observation, {"bins": layer if isinstance(layer, str) else FOUND_NOTHING})
+        return Reconstruction(images, torch.full((len(images),), -1), math.inf, method="bins")
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
-        n = observation.knows.examples
-        return message_of(first_message(observation)).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
+        return replay_residual(observation, pixels, labels)
 
     def shortened(self, share: float) -> BinReading:
         return self
@@ -309,8 +307,7 @@ class ClassReading:
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         message = before_last_layer(observation)
         if not any(bool(tensor.any()) for tensor in message.update.values()):
-            images, reasons = torch.zeros(0, *observation.knows.shape), {"fishing": FOUND_NOTHING}
-            return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
+            return nothing_read(observation, {"fishing": FOUND_NOTHING})
         return self.attack.run(message, seed, progress)
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:

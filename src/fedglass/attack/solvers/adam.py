@@ -72,7 +72,7 @@ class AdamOptions(ABC):
                 probe = sum((g.sum() for g in gradients), energy)
                 alive &= (probe - probe) == 0
                 descent.compare(energy)
-                fed = self.direction(gradients, partial(_displaced_gradients, problem, moving, due, k / n))
+                fed = self.direction(gradients, partial(descent.displaced_gradients, due, k / n))
                 for m, gradient in zip(due, fed, strict=True):
                     m.gradient = gradient
                 factor = self.schedule.factor(k, n)
@@ -122,25 +122,11 @@ DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Computes the gradients with the unknowns displaced by these tensors, at the cost of another evaluation."""
 
 
-@torch.enable_grad()
-def _displaced_gradients(
-    problem: Problem,
-    moving: Sequence[_MovingUnknown],
-    due: Sequence[_MovingUnknown],
-    share: float,
-    offsets: Sequence[Tensor],
-) -> Sequence[Tensor]:
-    """Return the gradients of the unknowns that are due, displaced by `offsets`."""
-    moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
-    energy = problem.energy(tuple(moved.get(id(m), m.tensor) for m in moving), share)
-    return torch.autograd.grad(energy, list(moved.values()))
-
-
 class _Descent:
     """Everything that the next iteration of the hot loop depends on, as tensors that are changed in place."""
 
     def __init__(self, problem: Problem, spec: AdamOptions) -> None:
-        self.moving = [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
+        self.problem, self.moving = problem, [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
         self.tensors = tuple(m.tensor for m in self.moving)
         self.alive = torch.ones((), dtype=torch.bool, device=self.tensors[0].device)
         self.trace: list[Tensor] = []
@@ -161,6 +147,15 @@ class _Descent:
         self.lowest = torch.where(lower, energy.detach(), self.lowest)
         for best, tensor in zip(self.best, self.tensors, strict=True):
             torch.where(lower, tensor.detach(), best, out=best)
+
+    @torch.enable_grad()
+    def displaced_gradients(
+        self, due: Sequence[_MovingUnknown], share: float, offsets: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return the gradients of the unknowns that are due, displaced by `offsets`."""
+        moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
+        energy = self.problem.energy(tuple(moved.get(id(m), m.tensor) for m in self.moving), share)
+        return torch.autograd.grad(energy, list(moved.values()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the tensors and the numbers to store after an iteration."""
@@ -321,14 +316,22 @@ def _descend_by(
     progress: Progress,
 ) -> Solution:
     """Call `step` of one of torch's optimisers for every iteration, and project onto the boxes after each."""
+
+    def evaluate(share: float) -> float:
+        energy = problem.energy(tensors, share)
+        for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
+            tensor.grad = gradient.contiguous()  # the optimiser flattens it
+        return float(energy.detach())
+
+    def final_energy(at: Sequence[Tensor]) -> float:
+        return float(problem.energy([t.detach().requires_grad_() for t in at], 1.0).detach())
+
     trace = torch.full((iterations + 1,), math.nan)
-    safe = [t.detach().clone() for t in tensors]
-    finite = True
+    safe, finite = tuple(t.detach().clone() for t in tensors), True
     for k in range(iterations):
-        before_step = [t.detach().clone() for t in tensors]
-        evaluate = partial(_closure, problem, tensors, k / iterations)
+        before_step = tuple(t.detach().clone() for t in tensors)
         # `step` returns the energy before the step.
-        energy = float(optimiser.step(evaluate))
+        energy = float(optimiser.step(partial(evaluate, k / iterations)))
         trace[k] = energy
         safe = before_step if math.isfinite(energy) else safe
         finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
@@ -339,20 +342,9 @@ def _descend_by(
                 if unknown.low is not None or unknown.high is not None:
                     tensor.copy_(torch.clamp(tensor, unknown.low, unknown.high))
         progress(k, iterations)
-    last = _energy(problem, tensors) if finite else math.nan
+    chosen, last = tensors, final_energy(tensors) if finite else math.nan
     if not math.isfinite(last):
-        finite, tensors, last = False, tuple(safe), _energy(problem, safe)
+        finite, chosen, last = False, safe, final_energy(safe)
     trace[iterations] = last
     progress(iterations, iterations)
-    return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
-
-
-def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
-    energy = problem.energy(tensors, share)
-    for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
-        tensor.grad = gradient.contiguous()  # the optimiser flattens it
-    return float(energy.detach())
-
-
-def _energy(problem: Problem, tensors: Sequence[Tensor]) -> float:
-    return float(problem.energy([t.detach().requires_grad_() for t in tensors], 1.0).detach())
+    return Solution(tuple(t.detach() for t in chosen), last, trace, finite=finite)

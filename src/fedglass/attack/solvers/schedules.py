@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -26,17 +26,12 @@ from fedglass.core.errors import UsageError
 from fedglass.core.resumable import resume, write_state, writing_into
 
 
-class RateSchedule(Protocol):
-    """The factor on the rate at iteration k of n."""
-
-    def factor(self, k: int, n: int) -> float: ...
-
-
 @dataclass(frozen=True)
 class Constant:
     """The constant factor 1."""
 
     def factor(self, k: int, n: int) -> float:
+        """Return the factor on the rate at iteration k of n."""
         return 1.0
 
 
@@ -83,6 +78,10 @@ class CosineDecay:
     def factor(self, k: int, n: int) -> float:
         share = max(0.0, (k / n - self.start) / (1 - self.start))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+RateSchedule = Constant | StepDecay | ExponentialDecay | CosineDecay
+"""The factor on the rate at each iteration."""
 
 
 @dataclass(frozen=True)
