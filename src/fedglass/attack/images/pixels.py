@@ -17,6 +17,7 @@ from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Unknown
+from fedglass.diffusion.ddrm import bicubic_matrix
 
 
 @dataclass(frozen=True)
@@ -201,13 +202,3 @@ def enlargement(observation: Observation, factor: int) -> tuple[tuple[int, int, 
         return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
     return small_shape, enlarge, lambda images: down @ images @ across.mT
-
-
-def bicubic_matrix(side: int, factor: int) -> Tensor:
-    """Return the enlargement of a row of `side` numbers as a matrix, in double precision.  # (side * factor, side)
-
-    A picture is enlarged by this matrix down the columns and across the rows.
-    """
-    columns = torch.eye(side, dtype=torch.float64).view(1, side, side, 1)  # each a picture of one column
-    grown = F.interpolate(columns, scale_factor=(factor, 1), mode="bicubic", align_corners=False)
-    return grown[0, :, :, 0].T
