@@ -22,6 +22,7 @@ from fedglass.attack.exact.update_matrix import UpdateMatrix, entry_error, stack
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
+from fedglass.models.network import calls_of, inputs_of_single
 
 T = TypeVar("T")
 NO_PIXEL_LAYER = "no dense layer is fed the pixels as they are"
@@ -161,17 +162,10 @@ def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
     model, state = evaluation_copy(observation)
     draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
     images = draws.to(next(iter(observation.before.values())))
-    inputs_by_layer: dict[str, list[Tensor]] = {}
-
-    def noting(name: str) -> Callable[..., None]:
-        return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0].detach())
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(noting(name))
-    with torch.no_grad():
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    with torch.no_grad(), calls_of(layers) as calls:
         functional_call(model, state, (images,))
-    return images, {name: inputs[0] for name, inputs in inputs_by_layer.items() if len(inputs) == 1}
+    return images, inputs_of_single(calls)
 
 
 def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
