@@ -98,7 +98,10 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         def consider(pairs: list[tuple[float, int]]) -> None:
             for pair in pairs:
                 if pair not in trials:
-                    trials[pair] = self._try(observation, pair, seed, progress)
+                    began = time.perf_counter()
+                    images = self.probe.run(with_rate_and_examples(observation, *pair), seed, progress).images
+                    error = own_image_error(images, _own(observation).images)
+                    trials[pair] = Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
         consider(self._grid(observation))
         for step in range(1, self.zooms + 1):
@@ -136,12 +139,6 @@ class SearchByOwnImages(Guesses[AnyAttack]):
             move = max(1, round(share * gap))
             neighbours += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
         return neighbours
-
-    def _try(self, observation: Observation, pair: tuple[float, int], seed: int, progress: Progress) -> Trial:
-        began = time.perf_counter()
-        reconstruction = self.probe.run(with_rate_and_examples(observation, *pair), seed, progress)
-        error = own_image_error(reconstruction.images, _own(observation).images)
-        return Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
 
 def own_image_error(images: Tensor, own_images: Tensor) -> float:

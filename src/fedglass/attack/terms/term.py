@@ -45,14 +45,7 @@ class Sum(Term):
 
     def bind(self, binding: Binding) -> BoundTerm:
         first, *later = (term.bind(binding) for term in self.terms)
-
-        def value(at: Evaluation) -> Tensor:
-            total = first(at)
-            for term in later:
-                total = total + term(at)
-            return total
-
-        return value
+        return lambda at: sum((term(at) for term in later), first(at))
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
