@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +44,6 @@ class PublicSample:
     def inputs(self) -> Tensor:
         """The inputs of a network for these images.  # (n, c, h, w)"""
         return self.whitening.whiten(self.images)
-
-
-class CraftedModel(Protocol):
-    """A model that a malicious server sends in place of an honest one. A frozen dataclass."""
-
-    def craft(self, model: nn.Module, public: PublicSample) -> nn.Module:
-        """Return a crafted copy of the model."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +122,7 @@ class Imprint:
         check_at_least("imprint.bins", self.bins, 2)
 
     def craft(self, model: nn.Module, public: PublicSample) -> nn.Module:
+        """Return a crafted copy of the model."""
         crafted, first, second = _with_front(model, public, self.bins)
         inputs, units = public.inputs.flatten(1), first.out_features
         direction = torch.full_like(inputs[0], 1 / inputs.shape[1])
@@ -229,6 +221,10 @@ class Fishing:
             last.bias.fill_(self.bias)
             last.bias[self.target] = 0.0
         return crafted
+
+
+CraftedModel = Imprint | TrapWeights | Fishing
+"""A model that a malicious server sends in place of an honest one."""
 
 
 def last_dense(model: nn.Module) -> nn.Linear | None:
