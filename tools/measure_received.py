@@ -26,7 +26,6 @@ from torch.nn import functional as F
 from fedglass import Client, Federation, Knows, ServerView, Training, build, load, recipe
 from fedglass.attack.malicious_server import (
     Fishing,
-    FrontBlock,
     Imprint,
     PublicSample,
     TrapWeights,
@@ -232,10 +231,10 @@ def crafted(kind: str, got: Received, public: PublicSample, draws: torch.Generat
     units = one_of(draws, 32, 64, 128, 256)
     part = Imprint(units) if kind == "imprint" else TrapWeights(one_of(draws, 0.02, 0.05, 0.1), units)
     model = part.craft(got.model, public)
-    layers = (model.first, model.second) if isinstance(model, FrontBlock) else front_layers(model, got.inputs[:1])
+    layers = front_layers(model, got.inputs[:1])
     assert layers is not None
     first, second = layers
-    how: dict[str, Any] = {"units": first.out_features, "block": isinstance(model, FrontBlock)}
+    how: dict[str, Any] = {"units": first.out_features, "block": front_layers(got.model, got.inputs[:1]) is None}
     honest_first = front_layers(got.model, got.inputs[:1])
     with torch.no_grad():
         if kind == "imprint" and (h := one_of(draws, "mean", "random")) == "random":
@@ -315,7 +314,7 @@ def read_by(kind: str, model: nn.Module, got: Received) -> float:
         norms = torch.autograd.grad(loss, held[0])[0].flatten(1).norm(dim=1)
         return float(norms.max() / norms.sum()) if float(norms.sum()) else 0.0
     model = model.double().requires_grad_(True)
-    layers = (model.first, None) if isinstance(model, FrontBlock) else front_layers(model, got.inputs[:1])
+    layers = front_layers(model, got.inputs[:1])
     if layers is None:
         return 0.0
     first: Any = layers[0]
@@ -339,7 +338,7 @@ def renewed(kind: str, model: nn.Module, got: Received) -> nn.Module:
     if kind == "fishing":
         return got.model
     model = copy.deepcopy(model)
-    layers = (model.first, model.second) if isinstance(model, FrontBlock) else front_layers(model, got.inputs[:1])
+    layers = front_layers(model, got.inputs[:1])
     assert layers is not None
     with torch.random.fork_rng():
         torch.manual_seed(0)

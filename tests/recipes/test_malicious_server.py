@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.attack import malicious_server
-from fedglass.attack.malicious_server import Fishing, FrontBlock, Imprint, MaliciousServer, PublicSample, TrapWeights
+from fedglass.attack.malicious_server import Fishing, Imprint, MaliciousServer, PublicSample, TrapWeights
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Observation, Training
 from fedglass.federation.client import Client
@@ -53,7 +53,7 @@ def errors(found: Tensor, truth: Tensor) -> Tensor:
 def test_the_server_reads_images(toy: Any, name: str, front: bool) -> None:
     dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 5))
     seen, truth, attack = sent(toy, name, toy.seeded(dense) if front else toy.dense())
-    assert isinstance(seen.model, FrontBlock) == (not front and name != "fishing")
+    assert hasattr(seen.model, "second") == (not front and name != "fishing")
     found = attack.run(seen)
     blind = errors(toy.images(200, "public").mean(0, keepdim=True), truth)
     read = errors(found.images, truth) < 0.1 * blind
@@ -133,7 +133,7 @@ def job(text: str) -> Any:
 
 def test_a_plan_sends_the_model_that_its_attack_crafts() -> None:
     source = job(PLAN).sources[0]
-    assert isinstance(source.federation.model, FrontBlock)
+    assert hasattr(source.federation.model, "second")
     assert source.views == (MaliciousServerView(0, 0),)
     assert "crafts the model" in str(source.threat())
 

@@ -34,15 +34,14 @@ from fedglass.attack.parts import (
     reads_of,
 )
 from fedglass.attack.stages import (
-    Run,
     bind_forward,
     bind_objective,
+    energy_rank,
     labels_of_rounds,
     progress_part,
-    run_all_starts,
 )
 from fedglass.attack.terms.term import Term
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss, TargetKind, target_kind
@@ -91,8 +90,7 @@ class Attack:
     def __post_init__(self) -> None:
         if not self.stages:
             raise UsageError("An attack needs at least one stage, got none.")
-        if self.restarts < 1:
-            raise UsageError(f"attack.restarts must be at least 1, got {self.restarts}.")
+        check_at_least("attack.restarts", self.restarts, 1)
 
     def __repr__(self) -> str:
         """Print later fields only where they are used, so that the names of older records hold."""
@@ -108,7 +106,8 @@ class Attack:
         check_needs(self, observation)
         seeds = [derive(seed, "restart", i) for i in range(self.restarts)]
         run = self._bind(observation, seeds[0])
-        best = run_all_starts(run, seeds, progress)
+        runs = [run(start, progress_part(progress, i, len(seeds))) for i, start in enumerate(seeds)]
+        best = min(runs, key=lambda run: energy_rank(run.energy))
         return self._refined(observation, best, seed, progress) if self.refine else best
 
     def check(self, observation: Observation) -> None:
@@ -173,7 +172,7 @@ class Attack:
         unknowns = [like.unknowns.get(u.name, u.start) for u in forward.unknowns]
         return float(_energy(self.stages[-1], observation, forward)(candidate, unknowns, 1.0).detach())
 
-    def _bind(self, observation: Observation, first_seed: int) -> Run:
+    def _bind(self, observation: Observation, first_seed: int) -> Callable[[int, Progress], Reconstruction]:
         """Bind what is the same for all starts, and return the run from the start of a seed.
 
         The start of the first seed begins with the images of `start`, where there are some.
@@ -280,8 +279,7 @@ def check_observation(observation: Observation) -> None:
     for other_round in observation.also:
         check_observation(other_round)
     knows = observation.knows
-    if knows.examples < 1:
-        raise UsageError(f"knowledge.examples must be at least 1, got {knows.examples}.")
+    check_at_least("knowledge.examples", knows.examples, 1)
     if not 1 <= knows.clients <= knows.examples:
         raise UsageError(
             f"knowledge.clients must be between 1 and the number of examples, {knows.examples}, got {knows.clients}."

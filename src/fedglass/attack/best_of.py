@@ -21,9 +21,9 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 from torch import Tensor
 
 from fedglass.attack.attack import Attack
-from fedglass.attack.parts import Progress, Refine, check_needs, no_progress
+from fedglass.attack.parts import Progress, Refine, check_needs, no_progress, unchanged
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.types import Observation, Reconstruction, Training
 
@@ -70,10 +70,6 @@ def start_from(attack: AnyAttack, start: AnyAttack) -> AnyAttack:
 AttacksByRule = tuple[tuple[str, AnyAttack], ...]
 """One attack for each aggregation rule, with the rule's name."""
 A = TypeVar("A", bound=AnyAttack | AttacksByRule)
-
-
-def unchanged(reconstruction: Reconstruction) -> Reconstruction:
-    return reconstruction
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +215,7 @@ def possible_trainings(observation: Observation) -> list[Training]:
         return [knows.training]
     if knows.steps is None or knows.lr is None:
         raise refusal("Trying numbers of epochs", GuessEpochs.needs - knows.facts)
-    if knows.steps < 1:
-        raise UsageError(f"knowledge.steps must be at least 1, got {knows.steps}.")
+    check_at_least("knowledge.steps", knows.steps, 1)
     return trainings_of_steps(knows.lr, knows.steps, max(1, knows.examples // knows.clients))
 
 

@@ -22,7 +22,7 @@ from fedglass.attack.forward.unroll import full_batch_training
 from fedglass.attack.parts import Progress, check_needs
 from fedglass.attack.peer_knowledge import check_not_echo
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Accepted, Observation, Own, Reconstruction, Trial
@@ -52,8 +52,7 @@ class SearchByOwnImages(Guesses[AnyAttack]):
             raise UsageError(f"search.rates must be positive and finite, at least one, got {self.rates}.")
         if not self.counts or min(self.counts) < 1:
             raise UsageError(f"search.counts must be at least 1 each, at least one, got {self.counts}.")
-        if self.zooms < 0:
-            raise UsageError(f"search.zooms must be at least 0, got {self.zooms}.")
+        check_at_least("search.zooms", self.zooms, 0)
 
     def options(self, attack: AnyAttack, observation: Observation) -> list[GuessedRun]:
         """Return all pairs of the grid."""
@@ -99,7 +98,10 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         def consider(pairs: list[tuple[float, int]]) -> None:
             for pair in pairs:
                 if pair not in trials:
-                    trials[pair] = self._try(observation, pair, seed, progress)
+                    began = time.perf_counter()
+                    images = self.probe.run(with_rate_and_examples(observation, *pair), seed, progress).images
+                    error = own_image_error(images, _own(observation).images)
+                    trials[pair] = Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
         consider(self._grid(observation))
         for step in range(1, self.zooms + 1):
@@ -126,19 +128,17 @@ class SearchByOwnImages(Guesses[AnyAttack]):
         """Return the neighbours of the best trial at a share of the grid's spacing."""
         neighbours: list[tuple[float, int]] = []
         if Fact.LR not in observation.facts:
-            factor = math.exp(share * _spacing([math.log(rate) for rate in self.rates]))
+            # The mean distance between neighbours; that of a factor of 3 where there is only one rate.
+            logs = [math.log(rate) for rate in self.rates]
+            spacing = (max(logs) - min(logs)) / (len(logs) - 1) if len(logs) > 1 else math.log(3)
+            factor = math.exp(share * spacing)
             neighbours += [(best.lr * factor, best.examples), (best.lr / factor, best.examples)]
         if not observation.knows.counted:
-            least, gap = len(_own(observation).labels) + 1, _gap(self.counts, best.examples)
+            least = len(_own(observation).labels) + 1
+            gap = min((abs(count - best.examples) for count in self.counts if count != best.examples), default=2)
             move = max(1, round(share * gap))
             neighbours += [(best.lr, max(least, best.examples + sign * move)) for sign in (1, -1)]
         return neighbours
-
-    def _try(self, observation: Observation, pair: tuple[float, int], seed: int, progress: Progress) -> Trial:
-        began = time.perf_counter()
-        reconstruction = self.probe.run(with_rate_and_examples(observation, *pair), seed, progress)
-        error = own_image_error(reconstruction.images, _own(observation).images)
-        return Trial(*pair, error=error, seconds=time.perf_counter() - began)
 
 
 def own_image_error(images: Tensor, own_images: Tensor) -> float:
@@ -182,16 +182,6 @@ def _own(observation: Observation) -> Own:
     if observation.own is None or Fact.OWN not in observation.facts:
         raise refusal("Searching by the adversary's own images", [Fact.OWN])
     return observation.own
-
-
-def _spacing(points: list[float]) -> float:
-    """Return the mean distance between neighbours; that of a factor of 3 where there is only one point."""
-    return (max(points) - min(points)) / (len(points) - 1) if len(points) > 1 else math.log(3)
-
-
-def _gap(counts: tuple[int, ...], at: int) -> int:
-    """Return the distance to the nearest other count of the grid."""
-    return min((abs(count - at) for count in counts if count != at), default=2)
 
 
 MOST_COMBINATIONS = 2**16

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +17,17 @@ from torch import Tensor, nn
 from fedglass.attack.attack import check_counted
 from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
-from fedglass.attack.exact.exact import FOUND_NOTHING, first_message
-from fedglass.attack.exact.verify import as_images, message_of, within_bounds
+from fedglass.attack.exact.exact import FOUND_NOTHING, first_message, nothing_read, replay_residual
+from fedglass.attack.exact.update_matrix import row_ratios
+from fedglass.attack.exact.verify import as_images, within_bounds
 from fedglass.attack.forward.target import like
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound, Progress, no_progress
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction, Whitening
-from fedglass.models.names import with_fixed
-from fedglass.models.network import title_of
+from fedglass.models.names import hold_fixed
+from fedglass.models.network import network, title_of
 
 SCALE_STEPS = 30
 """Bisections of the scale of trap weights: more than single precision resolves."""
@@ -44,14 +44,6 @@ class PublicSample:
     def inputs(self) -> Tensor:
         """The inputs of a network for these images.  # (n, c, h, w)"""
         return self.whitening.whiten(self.images)
-
-
-class CraftedModel(Protocol):
-    """A model that a malicious server sends in place of an honest one. A frozen dataclass."""
-
-    def craft(self, model: nn.Module, public: PublicSample) -> nn.Module:
-        """Return a crafted copy of the model."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,21 +66,6 @@ class MaliciousServer:
         return replace(self, reads=self.reads.shortened(share))
 
 
-class FrontBlock(nn.Module):
-    """Two dense layers with ReLU between them, in front of a network that takes images of the same shape."""
-
-    def __init__(self, shape: tuple[int, ...], units: int, model: nn.Module) -> None:
-        super().__init__()
-        self.flat, self.first, self.relu = nn.Flatten(), nn.Linear(math.prod(shape), units), nn.ReLU()
-        self.second, self.image = nn.Linear(units, math.prod(shape)), nn.Unflatten(1, shape)
-        self.model = model
-        vars(self)["network_title"] = f"{title_of(model)} behind an added block"
-
-    def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.model(self.image(self.second(self.relu(self.first(self.flat(images))))))
-        return out
-
-
 def front_layers(model: nn.Module, inputs: Tensor) -> tuple[nn.Linear, nn.Linear] | None:
     """Return the dense layer that takes the inputs as they are and, behind a ReLU, the next one; None if there is none.
 
@@ -103,15 +80,20 @@ def front_layers(model: nn.Module, inputs: Tensor) -> tuple[nn.Linear, nn.Linear
 
 
 def _with_front(model: nn.Module, public: PublicSample, units: int) -> tuple[nn.Module, nn.Linear, nn.Linear]:
-    """Return a copy of the model with its first two dense layers, behind an added block where it has none."""
+    """Return a copy of the model with its first two dense layers, behind an added block where it has none.
+
+    The block is two dense layers with ReLU between them; it takes images and gives images of the same shape.
+    """
     crafted = copy.deepcopy(model)
     layers = front_layers(crafted, public.inputs[:1])
     if layers is not None:
         return crafted, *layers
+    shape, pixels = tuple(public.images.shape[1:]), public.images[0].numel()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        block = FrontBlock(tuple(public.images.shape[1:]), units, crafted)
-    return block, block.first, block.second
+        first, second = nn.Linear(pixels, units), nn.Linear(units, pixels)
+    block = {"flat": nn.Flatten(), "first": first, "relu": nn.ReLU(), "second": second, "image": nn.Unflatten(1, shape)}
+    return network(f"{title_of(model)} behind an added block", **block, model=crafted), first, second
 
 
 def imprint_rows(direction: Tensor, values: Tensor, rows: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -137,10 +119,10 @@ class Imprint:
     """Units of the added block; a network that begins with a dense layer and ReLU uses all units of that layer."""
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise UsageError(f"imprint.bins must be at least 2, got {self.bins}.")
+        check_at_least("imprint.bins", self.bins, 2)
 
     def craft(self, model: nn.Module, public: PublicSample) -> nn.Module:
+        """Return a crafted copy of the model."""
         crafted, first, second = _with_front(model, public, self.bins)
         inputs, units = public.inputs.flatten(1), first.out_features
         direction = torch.full_like(inputs[0], 1 / inputs.shape[1])
@@ -208,7 +190,7 @@ class TrapWeights:
         with torch.no_grad():
             first.weight.copy_(weight * (std - mean))
             first.bias.copy_(weight @ mean)
-            if isinstance(crafted, FrontBlock):
+            if front_layers(model, public.inputs[:1]) is None:  # the second layer is that of an added block
                 second.weight.mul_(self.gain)
         return crafted
 
@@ -241,6 +223,10 @@ class Fishing:
         return crafted
 
 
+CraftedModel = Imprint | TrapWeights | Fishing
+"""A model that a malicious server sends in place of an honest one."""
+
+
 def last_dense(model: nn.Module) -> nn.Linear | None:
     """Return the last dense layer of a network; None if it has none."""
     return next((layer for layer in reversed(list(model.modules())) if isinstance(layer, nn.Linear)), None)
@@ -264,15 +250,13 @@ class BinReading:
         knows, layer = observation.knows, first_dense(first_message(observation))
         inputs = torch.zeros(0, math.prod(knows.shape)) if isinstance(layer, str) else _bin_inputs(layer)
         images = as_images(knows, inputs[within_bounds(knows, inputs)][: knows.examples])
-        labels, reasons = torch.full((len(images),), -1), {}
         if not len(images):
-            reasons = {"bins": layer if isinstance(layer, str) else FOUND_NOTHING}
-        return Reconstruction(images, labels, math.inf, method="bins" if len(images) else "", reasons=reasons)
+            return nothing_read(observation, {"bins": layer if isinstance(layer, str) else FOUND_NOTHING})
+        return Reconstruction(images, torch.full((len(images),), -1), math.inf, method="bins")
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
-        n = observation.knows.examples
-        return message_of(first_message(observation)).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
+        return replay_residual(observation, pixels, labels)
 
     def shortened(self, share: float) -> BinReading:
         return self
@@ -280,28 +264,16 @@ class BinReading:
 
 def _bin_inputs(layer: DenseUpdate) -> Tensor:
     """Return the inputs of the bins that an example has moved, the bin that moved most first.  # (m, d)"""
-    if layer.bias is None:
-        return layer.weight[:0]
+    if not layer.sent.biased:
+        return layer.sent.matrix[:0]
     order = (layer.bias_before / layer.weight_before.norm(dim=1)).argsort(descending=True)
-    differences = replace(
-        layer,
-        weight=_differences(layer.weight[order]),
-        bias=_differences(layer.bias[order]),
-        weight_error=_errors(layer.weight_error[order]),
-        bias_error=_errors(layer.bias_error[order]),
-    )
-    rows = differences.ratios()
-    assert differences.bias is not None, "it was set"
-    return rows.ratios[differences.bias[rows.rows].abs().argsort(descending=True)]
-
-
-def _differences(rows: Tensor) -> Tensor:
-    """Return each row minus the next one, and the last row itself."""
-    return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
-
-
-def _errors(errors: Tensor) -> Tensor:
-    return (errors.square() + torch.cat([errors[1:], torch.zeros_like(errors[:1])]).square()).sqrt()
+    moved, errors = layer.sent.matrix[order], layer.sent.error[order]
+    zeros = torch.zeros_like(moved[:1])
+    # Each row minus the next one, and the last row itself.
+    differences = moved - torch.cat([moved[1:], zeros])
+    spread = (errors.square() + torch.cat([errors[1:], zeros]).square()).sqrt()
+    rows = row_ratios(replace(layer.sent, matrix=differences, error=spread))
+    return rows.ratios[differences[rows.rows, -1].abs().argsort(descending=True)]
 
 
 @dataclass(frozen=True)
@@ -331,8 +303,7 @@ class ClassReading:
     def run(self, observation: Observation, seed: int = 0, progress: Progress = no_progress) -> Reconstruction:
         message = before_last_layer(observation)
         if not any(bool(tensor.any()) for tensor in message.update.values()):
-            images, reasons = torch.zeros(0, *observation.knows.shape), {"fishing": FOUND_NOTHING}
-            return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
+            return nothing_read(observation, {"fishing": FOUND_NOTHING})
         return self.attack.run(message, seed, progress)
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
@@ -347,16 +318,5 @@ def before_last_layer(observation: Observation) -> Observation:
     last = last_dense(observation.model)
     mine = set() if last is None else {id(p) for p in last.parameters()}
     names = [name for name, p in observation.model.named_parameters() if id(p) in mine]
-    constants = {name: observation.before[name] for name in names}
-    before, update = (
-        {name: tensor for name, tensor in params.items() if name not in names}
-        for params in (observation.before, observation.update)
-    )
-    return replace(
-        observation,
-        model=with_fixed(observation.model, names),
-        before=before,
-        buffers={**observation.buffers, **constants},
-        update=update,
-        knows=replace(observation.knows, examples=1, clients=1, sizes=None, labels=None, batch_labels=None),
-    )
+    knows = replace(observation.knows, examples=1, clients=1, sizes=None, labels=None, batch_labels=None)
+    return replace(hold_fixed(observation, names), knows=knows)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fedglass.core.facts import Fact, refusal
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Film, Knowledge, Observation, Unknown, Whitening
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """A callback that is called now and then with the iterations that are done and their total number."""
 
@@ -40,9 +41,9 @@ def discard_film(film: Film) -> None:
     """Ignore a film: the callback where nothing shows it."""
 
 
-def unchanged(images: Tensor) -> Tensor:
-    """Return the images themselves: the nearest ones where every image can be represented."""
-    return images
+def unchanged(value: T) -> T:
+    """Return the value itself: the nearest images where every image can be represented, for example."""
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,8 +280,7 @@ def needs_of(part: object) -> frozenset[Fact]:
     >>> needs_of((OracleLabels(), 3))
     frozenset({Fact.LABELS})
     """
-    inner = (needs_of(child) - supplied for child, supplied in _children(part))
-    return _declared(part, "needs").union(*inner)
+    return frozenset(fact for fact, _ in _missing(part, NO_FACTS))
 
 
 def uses_of(part: object) -> frozenset[Fact]:
@@ -295,7 +295,7 @@ def supplies_of(part: object) -> frozenset[Fact]:
 
 def check_needs(part: object, observation: Observation, supplied: frozenset[Fact] = NO_FACTS) -> None:
     """Refuse a part that needs a fact which the adversary does not have, and name the inner part that needs it."""
-    missing = _missing(part, observation, observation.facts | supplied)
+    missing = _missing(part, observation.facts | supplied, observation)
     if missing:
         fact, who = min(missing, key=lambda pair: list(Fact).index(pair[0]))
         raise refusal(who, [fact])
@@ -316,22 +316,16 @@ def _inside(value: object) -> tuple[object, ...]:
     return ()
 
 
-def _children(part: object) -> list[tuple[object, frozenset[Fact]]]:
-    """Return each child with the facts that its parent and its siblings supply to it."""
-    children = _inside(part)
-    return [
-        (child, _declared(part, "supplies").union(*(_declared(s, "supplies") for s in children if s is not child)))
-        for child in children
-    ]
-
-
-def _missing(part: object, observation: Observation, facts: frozenset[Fact]) -> list[tuple[Fact, str]]:
-    """Return the missing facts, each with the name of the part that needs it."""
+def _missing(part: object, facts: frozenset[Fact], observation: Observation | None = None) -> list[tuple[Fact, str]]:
+    """Return the missing facts, each with the name of the part that needs it; some may be read from an observation."""
     missing = [(fact, type(part).__name__) for fact in _declared(part, "needs") - facts]
-    inside = [pair for child, supplied in _children(part) for pair in _missing(child, observation, facts | supplied)]
-    if not inside:  # the message is read only where something is missing
-        return missing
-    read = reads_of(part, observation)
+    inside, children = list[tuple[Fact, str]](), _inside(part)
+    for child in children:
+        # A part supplies facts to those inside it and next to it.
+        suppliers = (part, *(sibling for sibling in children if sibling is not child))
+        inside += _missing(child, facts.union(*(_declared(s, "supplies") for s in suppliers)), observation)
+    # The message is read only where something is missing.
+    read = reads_of(part, observation) if inside and observation is not None else NO_FACTS
     return missing + [(fact, who) for fact, who in inside if fact not in read]
 
 

@@ -22,16 +22,7 @@ from fedglass.attack.parts import (
 )
 from fedglass.attack.terms.term import Term
 from fedglass.core.errors import UsageError
-from fedglass.core.types import Candidate, Knowledge, Observation, Reconstruction
-
-Run = Callable[[int, Progress], Reconstruction]
-"""A run from the start of a seed."""
-
-
-def run_all_starts(run: Run, seeds: Sequence[int], progress: Progress) -> Reconstruction:
-    """Run each start to its end, and return the run of lowest energy."""
-    runs = [run(seed, progress_part(progress, i, len(seeds))) for i, seed in enumerate(seeds)]
-    return min(runs, key=lambda run: energy_rank(run.energy))
+from fedglass.core.types import Candidate, Knowledge, Observation
 
 
 def energy_rank(energy: float) -> float:
@@ -100,14 +91,9 @@ def labels_of_rounds(labels: Labels, observation: Observation, generator: Callab
         bounds = []
     if bounds and not any(bound.unknowns for bound in bounds):
         first, *later = [bound.decode(()) for bound in bounds]
-        if all(_same_labels(first, other) for other in later):
+        if all(torch.equal(first.sort(0).values, other.sort(0).values) for other in later):
             return bounds[0]
     return labels.bind(with_mean_update(observation), generator())
-
-
-def _same_labels(one: Tensor, other: Tensor) -> bool:
-    """Check that two tensors hold the same labels, in any order."""
-    return one.shape == other.shape and bool(torch.equal(one.sort(0).values, other.sort(0).values))
 
 
 def with_mean_update(observation: Observation) -> Observation:
@@ -115,8 +101,6 @@ def with_mean_update(observation: Observation) -> Observation:
 
     The rounds start from different weights, so that everything computed with the weights is an approximation.
     """
-    if not observation.also:
-        return observation
     updates = [one_round.update for one_round in (observation, *observation.also)]
     mean = {name: torch.stack([update[name] for update in updates]).mean(0) for name in observation.update}
     return replace(observation, update=mean, also=())

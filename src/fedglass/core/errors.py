@@ -46,6 +46,12 @@ class AuditError(FedglassError):
     """The audit could not complete (exit code 3)."""
 
 
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Refuse an option that is below its least value."""
+    if value < least:
+        raise UsageError(f"{name} must be at least {least}, got {value}.")
+
+
 def unknown_name(kind: str, name: str, valid_names: Iterable[str], otherwise: str = "") -> UsageError:
     """Return the error for a name that is not in a catalogue, with the nearest one that is, or what to do otherwise.
 

@@ -84,10 +84,7 @@ class Enlarged(Degradation):
         return BlockMean(self.factor).matrix(side)
 
     def reading(self, side: int) -> Tensor:
-        small = _reduced(side, self.factor)
-        unit = torch.eye(small, dtype=torch.float64)[None, None]
-        enlarge = F.interpolate(unit, (side, small), mode="bicubic", align_corners=False)[0, 0]  # (side, small)
-        inverse: Tensor = torch.linalg.pinv(enlarge)
+        inverse: Tensor = torch.linalg.pinv(bicubic_matrix(_reduced(side, self.factor), self.factor))
         return inverse
 
 
@@ -97,6 +94,15 @@ class Noise(Degradation):
 
     def matrix(self, side: int) -> Tensor:
         return torch.eye(side, dtype=torch.float64)
+
+
+def bicubic_matrix(side: int, factor: int) -> Tensor:
+    """Return the bicubic enlargement of a row of `side` numbers as a matrix, in double precision.
+
+    A picture is enlarged by this matrix down the columns and across the rows.  # (side * factor, side)
+    """
+    unit = torch.eye(side, dtype=torch.float64)[None, None]
+    return F.interpolate(unit, (side * factor, side), mode="bicubic", align_corners=False)[0, 0]
 
 
 def _reduced(side: int, factor: int) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedglass.core.errors import UsageError
 from fedglass.core.identity import LATER
 from fedglass.core.losses import Loss
 from fedglass.core.tensors import Params, Update, add
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.models.names import can_be_fixed, unmoved, with_fixed
+from fedglass.models.names import can_be_fixed, hold_fixed, unmoved
 
 MEAN_RULE = "WeightedMean()"
 """Identifier of the mean by numbers of examples in `Terms.rule`; saved transcripts contain it."""
@@ -223,19 +223,4 @@ def without_untrained(observation: Observation, names: Collection[str]) -> Obser
     """
     before, update = observation.before, observation.update
     fixed = [name for name in can_be_fixed(observation.model) if name in names and unmoved(before[name], update[name])]
-    if not fixed:
-        return observation
-    constants = {name: before[name] for name in fixed}
-    own = observation.own
-    return replace(
-        observation,
-        model=with_fixed(observation.model, fixed),
-        before=_without(before, fixed),
-        update=_without(update, fixed),
-        buffers={**observation.buffers, **constants},
-        own=None if own is None else replace(own, update=_without(own.update, fixed)),
-    )
-
-
-def _without(params: Params, names: Collection[str]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in params.items() if name not in names}
+    return hold_fixed(observation, fixed) if fixed else observation

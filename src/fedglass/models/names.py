@@ -11,14 +11,15 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UpdateError
-from fedglass.core.tensors import COUNTER
+from fedglass.core.tensors import COUNTER, Params
 from fedglass.core.text import some, values_by_key
+from fedglass.core.types import Observation
 
 COMPILED, PARALLEL, PER_EXAMPLE = "_orig_mod", "module", "_module"
 """Attributes under which torch.compile, DataParallel and Opacus's GradSampleModule hold the network that they wrap."""
@@ -163,6 +164,23 @@ def with_fixed(model: nn.Module, names: Collection[str]) -> nn.Module:
     # This attribute gives the network another identity than the same one with all layers trained.
     vars(partly_fixed)[FIXED] = (*vars(partly_fixed).get(FIXED, ()), *names)
     return partly_fixed
+
+
+def hold_fixed(observation: Observation, names: Collection[str]) -> Observation:
+    """Return the observation as an update of the other parameters; these become constants of the network."""
+
+    def without(params: Params) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in params.items() if name not in names}
+
+    own = observation.own
+    return replace(
+        observation,
+        model=with_fixed(observation.model, names),
+        before=without(observation.before),
+        update=without(observation.update),
+        buffers={**observation.buffers, **{name: observation.before[name] for name in names}},
+        own=None if own is None else replace(own, update=without(own.update)),
+    )
 
 
 def can_be_fixed(model: nn.Module) -> list[str]:

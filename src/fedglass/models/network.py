@@ -6,8 +6,9 @@ Parts that networks share: layers by name, the first ones (without strides for t
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,30 @@ _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 """A listener: it receives the function, its arguments and options, and its result."""
+
+
+LayerCall = tuple[str, Tensor, Tensor]
+"""The name of a layer, an input and the output of the layer for it."""
+
+
+@contextmanager
+def calls_of(layers: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
+    """Collect the calls of layers within the block, in their order."""
+    calls: list[LayerCall] = []
+
+    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda layer, arguments, output: calls.append((name, arguments[0], output))
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(noting(name)))
+        yield calls
+
+
+def inputs_of_single(calls: Sequence[LayerCall]) -> dict[str, Tensor]:
+    """Return the input of each layer that was called once, in the order of the calls."""
+    count = Counter(name for name, _, _ in calls)
+    return {name: inputs for name, inputs, _ in calls if count[name] == 1}
 
 
 class FunctionListener(TorchFunctionMode):
@@ -113,40 +138,23 @@ class Network:
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
-        last_call: list[tuple[nn.Module, Tensor]] = []
-
-        def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            last_call[:] = [(layer, arguments[0])]
-
-        hooks = [layer.register_forward_pre_hook(note) for _, layer in self._dense()]
-        try:
+        layers = dict(self._dense())
+        with calls_of(layers) as calls:
             logits = self(weights, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not last_call:
+        if not calls:
             raise _no_head()
-        self._head = cast(nn.Linear, last_call[0][0])
-        return logits, last_call[0][1]
+        name, hidden, _ = calls[-1]
+        self._head = layers[name]
+        return logits, hidden
 
     def statistics(self, weights: Sequence[Tensor], inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and unbiased variance of the inputs of each BatchNorm layer that runs once, by the layer's name.
 
         Running statistics move towards them in a training step.  # (channels,) each
         """
-        inputs_by_layer: dict[str, list[Tensor]] = {}
-
-        def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-            return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0])
-
-        layers = [(name, m) for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)]
-        hooks = [layer.register_forward_pre_hook(noting(name)) for name, layer in layers]
-        try:
+        with calls_of({name: m for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)}) as calls:
             self(weights, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return {name: _moments(calls[0]) for name, calls in inputs_by_layer.items() if len(calls) == 1}
+        return {name: _moments(of_layer) for name, of_layer in inputs_of_single(calls).items()}
 
     @property
     def head(self) -> tuple[str, str | None]:

@@ -189,9 +189,8 @@ def coarse_stage(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """Return the first stage of `coarse_to_fine` alone."""
-    return Attack(
-        labels, (_coarse(RESIDUAL, Ramp(PRIOR, *SMOOTH_FIRST), LATE, support, iterations),), restarts=restarts
-    )
+    attack = coarse_to_fine(labels, support, iterations, restarts)
+    return replace(attack, stages=attack.stages[:1])
 
 
 @register(
@@ -201,14 +200,14 @@ def coarse_stage_published(
     labels: Labels = MINIMUM_RULE, support: float = 0.05, iterations: int = 1000, restarts: int = 1
 ) -> Attack:
     """Return the first stage of `coarse_to_fine_published` alone: "Coarse Stages GIA" of the paper's Table 3."""
-    return Attack(labels, (_coarse(OneGradient(), PRIOR, StepDecay(), support, iterations),), restarts=restarts)
+    attack = coarse_to_fine_published(labels, support, iterations, restarts)
+    return replace(attack, stages=attack.stages[:1])
 
 
 @register("attacks", "invg_scaled", summary="invg with total variation that follows the pictures' size", paper=PAPER)
 def invg_scaled(labels: Labels = MINIMUM_RULE, iterations: int = 1000, restarts: int = 1) -> Attack:
     """Return Inverting Gradients with the first stage's total variation: "+ TV rescale" of the paper's Table 3."""
-    solver = SignedAdam(rate=0.1, iterations=iterations, schedule=StepDecay(), keep=Lowest())
-    return Attack(labels, (Stage(OneGradient(), Pixels(), Cosine() + PRIOR, solver),), restarts=restarts)
+    return _pixel_search(labels, Cosine() + PRIOR, _signed_adam(iterations), restarts)
 
 
 def _coarse(forward: Forward, prior: Term, schedule: RateSchedule, support: float, iterations: int) -> Stage:

@@ -106,8 +106,8 @@ def curious_client_search(
     return BestOf(curious_client(labels, iterations=iterations), SearchByOwnImages(probe, zooms=zooms))
 
 
-def _published(forward: Forward, labels: Labels, factor: int, iterations: int) -> Attack:
-    solver = Adam(rate=0.1, iterations=iterations, schedule=CosineDecay(floor=0.1))
+def _published(forward: Forward, labels: Labels, factor: int, iterations: int, rate: float = 0.1) -> Attack:
+    solver = Adam(rate=rate, iterations=iterations, schedule=CosineDecay(floor=0.1))
     return Attack(labels, (Stage(forward, LowResolution(factor), SquaredError(), solver),))
 
 
@@ -122,9 +122,8 @@ def rog(
     is a small network of our training, see `diffusion.gan.Enhancer`. The release uses the true labels
     (`labels = "oracle"`); here they are counted from the weights.
     """
-    solver = Adam(rate=rate, iterations=iterations, schedule=CosineDecay(floor=0.1))
-    stage = Stage(SuperClient(), LowResolution(factor), SquaredError(), solver)
-    return Attack(labels, (stage,), refine=() if enhancer == NO_GAN else (GanEnhancement(stored_gan(enhancer)),))
+    attack = _published(SuperClient(), labels, factor, iterations, rate)
+    return attack if enhancer == NO_GAN else attack.refined_by((GanEnhancement(stored_gan(enhancer)),))
 
 
 @path_options(generator=located_gan)

@@ -13,7 +13,7 @@ from fedglass.attack.solvers.adam import Adam
 from fedglass.attack.solvers.schedules import Constant, CosineDecay, RateSchedule, StepDecay
 from fedglass.attack.terms.distance import Cosine
 from fedglass.attack.terms.priors import TotalVariation
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.registry import register
 from fedglass.core.text import SME
 from fedglass.core.types import Observation
@@ -46,8 +46,7 @@ def sme(
     Then come `finish` iterations with gradients at three points of the segment, which cost three times as much: better
     than published, in less than half of the time.
     """
-    if finish < 0:
-        raise UsageError(f"Attack 'sme': finish must be at least 0, got {finish}.")
+    check_at_least("Attack 'sme': finish", finish, 0)
     stages: tuple[Stage, ...] = (surrogate(tv, iterations),)
     if finish:
         stages += (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedglass.attack.exact.dense import decay_factor, dense_layers, first_dense
 from fedglass.attack.exact.division import division
 from fedglass.attack.exact.exact import ExactSolution, SearchBudget
-from fedglass.attack.exact.update_matrix import entry_error, grid_step, stack_update
+from fedglass.attack.exact.update_matrix import entry_error, grid_step, row_ratios, stack_update
 from fedglass.core.optimisers import SGD, Adam
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
@@ -91,11 +91,12 @@ def test_the_exact_recursion_of_the_decay_beats_the_naive_one(toy: Any) -> None:
     observation, truth = seen(toy, training, wide(toy).double())
     layer = first_dense(observation)
     assert not isinstance(layer, str)
-    assert layer.bias is not None
-    exact = layer.weight.sum(0) / layer.bias.sum()
+    assert layer.sent.biased
+    weight, bias = layer.sent.matrix[:, :-1], layer.sent.matrix[:, -1]
+    exact = weight.sum(0) / bias.sum()
     share = 20 * training.lr * 0.01  # as if the momentum did not gather the decay
     name = f"{layer.name}.weight"
-    naive = (observation.update[name] + share * observation.before[name]).sum(0) / layer.bias.sum()
+    naive = (observation.update[name] + share * observation.before[name]).sum(0) / bias.sum()
     inputs = observation.knows.whitening.whiten(truth).flatten()
     assert psnr(exact, inputs) > 140
     assert psnr(naive, inputs) < 80
@@ -154,9 +155,10 @@ def test_under_noise_the_singular_vector_beats_the_quotient(toy: Any) -> None:
     found = solved(noisy)
     layer = first_dense(noisy)
     assert not isinstance(layer, str)
-    assert layer.bias is not None
+    assert layer.sent.biased
     inputs = observation.knows.whitening.whiten(truth).flatten(1).double()
-    quotient = (layer.bias @ layer.weight) / layer.bias.square().sum()  # least squares, as if the bias were exact
+    weight, bias = layer.sent.matrix[:, :-1], layer.sent.matrix[:, -1]
+    quotient = (bias @ weight) / bias.square().sum()  # least squares, as if the bias were exact
     ours = observation.knows.whitening.whiten(found.images).flatten(1)
     assert psnr(ours, inputs) > psnr(quotient, inputs) + 1
     assert not found.explains  # noise is no rounding
@@ -290,8 +292,8 @@ def test_rows_that_one_example_alone_activates_agree(toy: Any) -> None:
     observation, truth = seen(toy, model=wide(toy), examples=2)
     layer = first_dense(observation)
     assert not isinstance(layer, str)
-    assert layer.bias is not None
-    rows = layer.ratios()
+    assert layer.sent.biased
+    rows = row_ratios(layer.sent)
     inputs = observation.knows.whitening.whiten(truth).flatten(1)
     for image in inputs:
         assert min(float((image - found).abs().max()) for found in rows.inputs) < 1e-3
@@ -313,12 +315,12 @@ def test_the_precision_of_a_message_is_seen_in_its_values() -> None:
 def test_pruned_entries_are_told_from_rounded_ones() -> None:
     update = torch.randn(50, 1, generator=stream(0, "u")) * torch.randn(40, generator=stream(1, "u"))
     error = torch.full_like(update, 1e-7)
-    assert bool(stack_update(update, None, error, None, pruned=True).observed.all())
+    assert bool(stack_update([update], [error]).unpruned().observed.all())
     pruned = halved(update)
-    kept = stack_update(pruned, None, error, None, pruned=True).observed
+    kept = stack_update([pruned], [error]).unpruned().observed
     gone = (pruned == 0).all(0) | (pruned == 0).all(1, keepdim=True)  # a pixel of zero, or a unit that is off
     assert torch.equal(kept, (pruned != 0) | gone)
     assert not bool(kept.all())
     quantised = to_levels(update)
     assert bool((quantised == 0).any())
-    assert bool(stack_update(quantised, None, error, None, pruned=True).observed.all())
+    assert bool(stack_update([quantised], [error]).unpruned().observed.all())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.forward.gradients import AlongSegment, OneGradient, OnSegment, RepeatedGradient
-from fedglass.attack.forward.target import head_gradient, head_weight, network_of
+from fedglass.attack.forward.target import head_gradient, head_of, network_of
 from fedglass.attack.forward.unroll import Unroll, UnrollEpochs
 from fedglass.attack.parts import Forward
 from fedglass.core.errors import UsageError
@@ -210,7 +210,7 @@ class HeadFirst(nn.Module):
 
 def test_the_head_is_the_last_layer_that_is_executed(toy: Any) -> None:
     seen = toy.observation(Training(0.1), model=toy.seeded(HeadFirst()))
-    assert head_weight(seen) == "head.weight"
+    assert head_of(seen)[0] == "head.weight"
     torch.testing.assert_close(head_gradient(seen), -seen.update["head.weight"])
 
 

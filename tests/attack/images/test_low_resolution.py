@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution, bicubic_matrix
+from fedglass.attack.images.pixels import BoundedLowResolution, LowResolution
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
+from fedglass.diffusion.ddrm import bicubic_matrix
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedglass.attack.exact.update_matrix import RowRatios, UpdateMatrix, entry_error, row_ratios, stack_update
+from fedglass.attack.exact.update_matrix import UpdateMatrix, entry_error, stack_update
 from fedglass.core.optimisers import SGD, Move
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation
+from fedglass.models.network import calls_of, inputs_of_single
 
 T = TypeVar("T")
 NO_PIXEL_LAYER = "no dense layer is fed the pixels as they are"
@@ -49,31 +49,24 @@ class DenseUpdate:
 
     name: str
     """The layer's name in the network."""
-    weight: Tensor  # (h, d), after - before
-    bias: Tensor | None  # (h,); None if the layer has no bias, or does not train it
-    weight_before: Tensor  # (h, d)
-    bias_before: Tensor  # (h,), zeros if the layer has no bias
-    weight_error: Tensor  # (h, d), standard deviation of the rounding
-    bias_error: Tensor  # (h,), zeros if no bias is trained
+    sent: UpdateMatrix
+    """[U | v], after - before; only U if the layer has no bias, or does not train it."""
+    before: Tensor  # [W | c] before training, (h, d + 1); c is zeros if the layer has no bias
+    after: Tensor | None  # [W | c] after training, (h, d + 1)
     relu: bool
     """True if all that follows depends only on max(0, output)."""
-    after: Tensor | None = None  # [W | c] after training, (h, d + 1)
-    shrunk: float = 0.0
+    shrunk: float
     """The share of the weights before that the decay removed, and that was added to the update again."""
 
-    def stacked(self, pruned: bool = False) -> UpdateMatrix:
-        """Return [U | v] with its rounding; with `pruned`, zeros may be missing entries."""
-        return stack_update(self.weight, self.bias, self.weight_error, self.bias_error, pruned)
-
-    def ratios(self) -> RowRatios:
-        """Return U_i / v_i of the rows that are precise enough."""
-        assert self.bias is not None, "the rows are divided by it"
-        return row_ratios(self.weight, self.bias, (self.weight_error, self.bias_error))
+    @property
+    def weight_before(self) -> Tensor:
+        """W before training.  # (h, d)"""
+        return self.before[:, :-1].contiguous()
 
     @property
-    def before(self) -> Tensor:
-        """[W | c] before training.  # (h, d + 1)"""
-        return torch.cat([self.weight_before, self.bias_before[:, None]], 1)
+    def bias_before(self) -> Tensor:
+        """c before training.  # (h,)"""
+        return self.before[:, -1].contiguous()
 
 
 @once
@@ -106,7 +99,7 @@ def dense_layers(observation: Observation) -> list[DenseUpdate]:
     images, input_by_layer = _layer_inputs(observation)
     names = [name for name, inputs in input_by_layer.items() if inputs.ndim == 2]
     updates = [_update_of(observation, name, images) for name in names]
-    return [update for update in updates if not isinstance(update, str) and update.bias is not None]
+    return [update for update in updates if not isinstance(update, str) and update.sent.biased]
 
 
 def decay_factor(observation: Observation) -> float:
@@ -147,32 +140,21 @@ def _update_of(observation: Observation, layer: str, images: Tensor) -> DenseUpd
     weight, bias = (
         names.get(id(observation.model.get_submodule(layer)._parameters.get(n))) for n in ("weight", "bias")
     )
-    before, sent = observation.before, observation.update
+    before, sent, steps = observation.before, observation.update, observation.knows.local_steps or 1
     if weight is None or weight not in sent:
         return f"the dense layer {layer!r} is not trained"
     constant = observation.buffers.get(f"{layer}.bias" if layer else "bias") if bias is None else before.get(bias)
-    weight_before, zeros = before[weight].cpu().double(), torch.zeros(len(before[weight]), dtype=torch.float64)
-    update = DenseUpdate(
-        layer,
-        undecayed_update(observation, weight),
-        None,
-        weight_before,
-        zeros if constant is None else constant.cpu().double(),
-        _error(observation, weight),
-        zeros,
-        _is_relu(observation, layer, images),
-        shrunk=1 - decay_factor(observation),
+    zeros = torch.zeros(len(before[weight]), dtype=torch.float64)
+    trained = [name for name in (weight, bias) if name is not None and name in sent]
+    errors = [entry_error(sent[name], before[name], steps) for name in trained]
+    moved = stack_update([undecayed_update(observation, name) for name in trained], errors)
+    start = torch.cat(
+        [before[weight].cpu().double(), (zeros if constant is None else constant.cpu().double())[:, None]], 1
     )
-    last, bias_after = weight_before + sent[weight].cpu().double(), update.bias_before
-    if bias is not None and bias in sent:
-        bias_after = update.bias_before + sent[bias].cpu().double()
-        moved = undecayed_update(observation, bias)
-        update = replace(update, bias=moved, bias_error=_error(observation, bias))
-    return replace(update, after=torch.cat([last, bias_after[:, None]], 1))
-
-
-def _error(observation: Observation, name: str) -> Tensor:
-    return entry_error(observation.update[name], observation.before[name], observation.knows.local_steps or 1)
+    moves = [sent[name].cpu().double() for name in trained]
+    after = start + torch.cat([moves[0], (moves[1] if len(moves) > 1 else zeros)[:, None]], 1)
+    relu, shrunk = _is_relu(observation, layer, images), 1 - decay_factor(observation)
+    return DenseUpdate(layer, moved, start, after, relu, shrunk)
 
 
 def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
@@ -180,17 +162,10 @@ def _layer_inputs(observation: Observation) -> tuple[Tensor, dict[str, Tensor]]:
     model, state = evaluation_copy(observation)
     draws = torch.randn(PROBES, *observation.knows.shape, generator=stream(0, "dense", "probe"))
     images = draws.to(next(iter(observation.before.values())))
-    inputs_by_layer: dict[str, list[Tensor]] = {}
-
-    def noting(name: str) -> Callable[..., None]:
-        return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0].detach())
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(noting(name))
-    with torch.no_grad():
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    with torch.no_grad(), calls_of(layers) as calls:
         functional_call(model, state, (images,))
-    return images, {name: inputs[0] for name, inputs in inputs_by_layer.items() if len(inputs) == 1}
+    return images, inputs_of_single(calls)
 
 
 def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
@@ -203,21 +178,12 @@ def _is_relu(observation: Observation, layer: str, images: Tensor) -> bool:
             negative.append(bool((output < 0).any()))
             return change(output)
 
-        with hook(model.get_submodule(layer).register_forward_hook(note)), torch.no_grad():
+        with model.get_submodule(layer).register_forward_hook(note), torch.no_grad():
             logits: Tensor = functional_call(model, state, (images,))
         return logits
 
     plain, cut, none = answer(lambda z: z), answer(lambda z: z.clamp(min=0)), answer(torch.zeros_like)
     return any(negative) and torch.equal(plain, cut) and not torch.equal(plain, none)
-
-
-@contextmanager
-def hook(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    """Remove a hook of a layer at the end of the block."""
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def evaluation_copy(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:

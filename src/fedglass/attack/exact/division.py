@@ -18,7 +18,7 @@ from torch import Tensor
 from fedglass.attack.exact.dense import DenseUpdate, first_dense
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
 from fedglass.attack.exact.spear import InputSearch
-from fedglass.attack.exact.update_matrix import fit_rank_one
+from fedglass.attack.exact.update_matrix import fit_rank_one, row_ratios
 from fedglass.attack.exact.verify import (
     BOUND_SLACK,
     Fit,
@@ -63,7 +63,7 @@ def division(observation: Observation, search: SearchBudget) -> ExactSolution | 
     layer = first_dense(observation)
     if isinstance(layer, str):
         return layer
-    if layer.bias is None and observation.knows.examples > 1:
+    if not layer.sent.biased and observation.knows.examples > 1:
         return "the first dense layer trains no bias, which several examples need"
     read = _read_one if observation.knows.examples == 1 else _read_several
     return read(message_of(observation), layer) or FOUND_NOTHING
@@ -71,7 +71,7 @@ def division(observation: Observation, search: SearchBudget) -> ExactSolution | 
 
 def _read_one(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the one example: in closed form, or along a direction with a length that a replay determines."""
-    knows, whole = message.observation.knows, fit_rank_one(layer.stacked(pruned=True))
+    knows, whole = message.observation.knows, fit_rank_one(layer.sent.unpruned())
 
     def guess(how: str, images: Tensor, residual: float, labels: Tensor, layer_residual: float) -> ExactSolution:
         details: Details = {"how": how, "rows": whole.votes, "layer_residual": layer_residual}
@@ -102,7 +102,7 @@ def _with_finite_residual(guess: ExactSolution) -> ExactSolution:
 def _layer_verifies(observation: Observation, layer: DenseUpdate, images: Tensor) -> bool:
     """Return True if the layer's own update verifies an image and no training is declared that could be replayed."""
     replayable = observation.knows.training is not None and has_classes(observation)
-    if replayable or not layer.relu or layer.bias is None:
+    if replayable or not layer.relu or not layer.sent.biased:
         return False
     return fit_layer(layer, observation.knows.whitening.whiten(images.double()).flatten(1))[2]
 
@@ -112,16 +112,15 @@ def _closed_forms(layer: DenseUpdate) -> Iterator[tuple[str, Tensor, float]]:
 
     The update is taken as declared, and as it is if biases, or all parameters, do not decay.
     """
-    if layer.bias is None:
+    if not layer.sent.biased:
         return
-    variants = {"all rows": layer}
+    matrix, decay = layer.sent.matrix, layer.shrunk * layer.before
+    variants = {"all rows": matrix}
     if layer.shrunk:
-        constant = replace(layer, bias=layer.bias - layer.shrunk * layer.bias_before)
-        variants["all rows, bias without decay"] = constant
-        weight = layer.weight - layer.shrunk * layer.weight_before
-        variants["all rows, without decay"] = replace(constant, weight=weight)
+        variants["all rows, bias without decay"] = torch.cat([matrix[:, :-1], (matrix - decay)[:, -1:]], 1)
+        variants["all rows, without decay"] = matrix - decay
     for how, variant in variants.items():
-        fit = fit_rank_one(variant.stacked(pruned=True))
+        fit = fit_rank_one(replace(layer.sent, matrix=variant).unpruned())
         if fit.scaled:
             yield how, fit.inputs, fit.residual
 
@@ -133,8 +132,8 @@ def _along_direction(
 
     With each come the way to it, the residual and the labels of its replay, and the residual of the layer.
     """
-    rank_one, knows = fit_rank_one(replace(layer, bias=None).stacked(pruned=True)), message.observation.knows
-    fits: tuple[Fit, ...] = ("nothing", "factor") if layer.bias is None else ("tensors",)
+    rank_one, knows = fit_rank_one(layer.sent.without_bias().unpruned()), message.observation.knows
+    fits: tuple[Fit, ...] = ("tensors",) if layer.sent.biased else ("nothing", "factor")
     for direction, fit in itertools.product((rank_one.inputs, -rank_one.inputs), fits if rank_one.clean else ()):
         most = _longest_within_bounds(knows, direction)
         guesses = label_guesses(message.observation, as_images(knows, most / 2 * direction[None])) if most > 0 else []
@@ -174,7 +173,7 @@ def _longest_within_bounds(knows: Knowledge, direction: Tensor) -> float:
 
 def _read_several(message: ReplayableMessage, layer: DenseUpdate) -> ExactSolution | None:
     """Read the examples that have rows of their own: inputs on which rows agree, at most one for each example."""
-    knows, rows = message.observation.knows, layer.ratios()
+    knows, rows = message.observation.knows, row_ratios(layer.sent)
     inputs, proved = rows.inputs[: knows.examples], InputSearch(layer, knows)
     if layer.relu and proved.rank == knows.examples:
         proved.prove(torch.cat([rows.inputs, rows.ratios]))
@@ -207,16 +206,16 @@ def spear(observation: Observation, search: SearchBudget) -> ExactSolution | str
         return "a single example is read by division"
     if not layer.relu:
         return "no ReLU follows the first dense layer"
-    if layer.bias is None:
+    if not layer.sent.biased:
         return "the first dense layer trains no bias"
-    if knows.examples > min(layer.weight.shape):
+    if knows.examples > min(layer.before.shape[0], layer.before.shape[1] - 1):
         return "there are more examples than units or pixels"
     message = message_of(observation)
 
     def accept(inputs: Tensor) -> bool:
         return message.verified(message.replay(as_images(knows, inputs))[0])
 
-    rows, reading = layer.ratios(), InputSearch(layer, knows, accept)
+    rows, reading = row_ratios(layer.sent), InputSearch(layer, knows, accept)
     details: Details = {"rank": reading.rank, "groups": len(rows.inputs)}
     inputs, guesses, layer_residual = rows.inputs[: knows.examples], rows.inputs[:0], rows.residual
     if reading.rank == knows.examples:

@@ -95,7 +95,7 @@ class ExactAttack:
         try:
             check_observation(observation)
         except UsageError as error:  # every audit runs this attack, whatever the adversary knows
-            return _reconstruction(observation, None, {"exact": str(error)})
+            return nothing_read(observation, {"exact": str(error)})
         message = first_message(observation)
         reasons: dict[str, str] = {}
         best: tuple[str, ExactSolution] | None = None
@@ -113,16 +113,39 @@ class ExactAttack:
             if _is_final(message, solution):
                 break
         progress(len(self.methods), len(self.methods))
-        return _reconstruction(message, best, reasons)
+        if best is None:
+            return nothing_read(message, reasons)
+        method_name, read = best
+        notes = tuple(f"{name}: {value}" for name, value in read.details.items())
+        return Reconstruction(
+            read.images,
+            read.labels,
+            read.residual,
+            notes=notes,
+            method=method_name,
+            explains=read.explains,
+            reasons=reasons,
+        )
 
     def shortened(self, share: float) -> ExactAttack:
         return replace(self, seconds=self.seconds * share)
 
     def energy_of(self, observation: Observation, pixels: Tensor, labels: Tensor, like: Reconstruction) -> float:
         """Return the residual that these images leave; infinite if the training cannot be replayed."""
-        message = first_message(observation)
-        n = message.knows.examples
-        return message_of(message).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
+        return replay_residual(observation, pixels, labels)
+
+
+def nothing_read(observation: Observation, reasons: dict[str, str]) -> Reconstruction:
+    """Return a reconstruction without images, and the reasons of those that could not read any."""
+    images = torch.zeros(0, *observation.knows.shape)
+    return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
+
+
+def replay_residual(observation: Observation, pixels: Tensor, labels: Tensor) -> float:
+    """Return the residual of the first message that the first of these images leave, as many as it has examples."""
+    message = first_message(observation)
+    n = message.knows.examples
+    return message_of(message).replay(pixels[:n].cpu(), labels[:n].cpu())[0]
 
 
 def first_message(observation: Observation) -> Observation:
@@ -142,22 +165,3 @@ def _is_final(message: Observation, solution: ExactSolution) -> bool:
 def _preference(solution: ExactSolution) -> tuple[bool, int, float]:
     """Return a sort key, the best solution first: explains the message, more images, smaller residual."""
     return not solution.explains, -len(solution.images), solution.residual
-
-
-def _reconstruction(
-    message: Observation, best: tuple[str, ExactSolution] | None, reasons: dict[str, str]
-) -> Reconstruction:
-    if best is None:
-        images = torch.zeros(0, *message.knows.shape)
-        return Reconstruction(images, torch.zeros(0, dtype=torch.int64), math.inf, reasons=reasons)
-    method, solution = best
-    notes = tuple(f"{name}: {value}" for name, value in solution.details.items())
-    return Reconstruction(
-        solution.images,
-        solution.labels,
-        solution.residual,
-        notes=notes,
-        method=method,
-        explains=solution.explains,
-        reasons=reasons,
-    )

@@ -30,7 +30,7 @@ from fedglass.attack.exact.split_network import (
     smoothest_images,
     verify_features,
 )
-from fedglass.attack.exact.update_matrix import entry_error, fit_rank_one
+from fedglass.attack.exact.update_matrix import entry_error, fit_rank_one, stack_update
 from fedglass.attack.exact.verify import has_classes, message_of, needs_classes
 from fedglass.attack.parts import Problem, no_progress
 from fedglass.attack.solvers.adam import Adam
@@ -164,7 +164,8 @@ def invert_features(observation: Observation, layer: str, features: Tensor, sear
 
     def energy(images: Tensor, weight: float) -> Tensor:
         misfit = (cut.front(images) - aims).square().sum(1) / sizes
-        return (misfit + weight * _total_variation(images)).sum()
+        variation = images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
+        return (misfit + weight * variation).sum()
 
     affordable = _affordable_share(lambda: energy(grey.clone().requires_grad_(), 0.0), search.seconds)
     if affordable < LEAST_AFFORDABLE:
@@ -200,17 +201,17 @@ def _upsample(images: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _single_example(observation: Observation, layer: DenseUpdate) -> Features | None:
     """Read the input of one example by division, with the label that has the gradient nearest to the update."""
-    cut, bias = cut_at(observation, layer.name), layer.bias
-    if bias is None or not cut.headed():
+    cut, sent = cut_at(observation, layer.name), layer.sent
+    if not sent.biased or not cut.headed():
         return None
-    errors = entry_error(layer.weight, layer.weight_before), entry_error(bias, layer.bias_before)
-    precise = replace(layer, weight_error=errors[0], bias_error=errors[1])
-    rank_one = fit_rank_one(precise.stacked(pruned=True))
+    parts = [sent.matrix[:, :-1], sent.matrix[:, -1]]
+    errors = [entry_error(*pair) for pair in zip(parts, (layer.weight_before, layer.bias_before), strict=True)]
+    rank_one = fit_rank_one(stack_update(parts, errors).unpruned())
     inputs = rank_one.inputs[None]
     if not has_classes(observation):
         return Features(inputs, torch.tensor([-1]), rank_one.residual, rank_one.clean)
     gradients = head_gradients(observation, layer, cut, inputs)[0]  # (k, h)
-    label = F.cosine_similarity(gradients, -bias[None], dim=1).argmax()
+    label = F.cosine_similarity(gradients, -parts[1][None], dim=1).argmax()
     return verify_features(observation, layer, cut, inputs, label[None])
 
 
@@ -239,11 +240,6 @@ def _affordable_share(energy: Callable[[], Tensor], seconds: float) -> float:
         energy().backward()  # type: ignore[no-untyped-call]  # torch
         taken = time.process_time() - began
     return min(1.0, seconds / max(1e-6, taken * sum(steps for _, steps, _ in STAGES)))
-
-
-def _total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours across and down, for each image.  # (n, c, h, w) -> (n,)"""
-    return images.diff(dim=-1).abs().mean((1, 2, 3)) + images.diff(dim=-2).abs().mean((1, 2, 3))
 
 
 @register(

@@ -66,9 +66,9 @@ FAINT = 1e-6
 def peeled_inputs(observation: Observation, layer: DenseUpdate) -> Features | None:
     """Return the inputs of a ReLU layer, of as many examples as can be read; None if there are none."""
     cut, count = cut_at(observation, layer.name), observation.knows.examples
-    if layer.bias is None or not layer.relu or not cut.headed():
+    if not layer.sent.biased or not layer.relu or not cut.headed():
         return None
-    sent = layer.stacked().matrix  # (h, d + 1)
+    sent = layer.sent.matrix  # (h, d + 1)
     inputs, labels = sent.new_zeros(0, sent.shape[1] - 1), torch.zeros(0, dtype=torch.int64)
     factors, remainder = sent.new_zeros(0), sent
     while len(inputs) < count:
@@ -90,7 +90,7 @@ def _peel(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Read the rows of a remainder: new inputs, their labels, and the factors from gradient to update."""
     bias = remainder[:, -1]
-    rows = torch.nonzero(bias.abs() > torch.maximum(3 * layer.bias_error, 1e-6 * bias.abs().max()))[:, 0]
+    rows = torch.nonzero(bias.abs() > torch.maximum(3 * layer.sent.error[:, -1], 1e-6 * bias.abs().max()))[:, 0]
     if len(rows) == 0:
         return None
     ratios = remainder[rows, :-1] / bias[rows, None]
@@ -135,7 +135,7 @@ def peeling(observation: Observation, search: SearchBudget) -> ExactSolution | s
         return "division reads a single example"
     if not has_classes(observation):
         return needs_classes(observation)
-    if not layer.relu or layer.bias is None:
+    if not layer.relu or not layer.sent.biased:
         return "no ReLU follows a first dense layer with a bias"
     features = peeled_inputs(observation, layer)
     return FOUND_NOTHING if features is None else solution_from_pixels(observation, features)
@@ -193,7 +193,7 @@ def chained_inputs(observation: Observation, layers: Sequence[DenseUpdate], sear
         if slope is None:
             return None
         gradient = gradient @ after.weight_before * slope(inputs)  # (n, h)
-        solved = torch.linalg.pinv(gradient.T) @ layer.stacked().matrix / factor
+        solved = torch.linalg.pinv(gradient.T) @ layer.sent.matrix / factor
         inputs = solved[:, :-1] / solved[:, -1:]
     cut = cut_at(observation, layers[0].name)
     if len(layers) > 1:
@@ -206,11 +206,11 @@ def _last_inputs(
 ) -> tuple[Tensor, Tensor, float] | None:
     """Return the features of all examples, their labels, and the factor between gradient and update."""
     count, travel = observation.knows.examples, mean_travel(observation)
-    if not 1 <= count < observation.knows.classes or travel is None or layer.bias is None:
+    if not 1 <= count < observation.knows.classes or travel is None or not layer.sent.biased:
         return None
     if is_clipped(observation) or not _gives_logits(observation, layer):
         return None
-    _, values, _, excess_noise = truncated_svd(layer.stacked(), count)
+    _, values, _, excess_noise = truncated_svd(layer.sent, count)
     if len(values) < count:  # the message has fewer equations, or more noise, than examples have unknowns
         return None
     # If the equations hold only roughly, other starts end no better.
@@ -233,7 +233,7 @@ def _solve_logits(
 
     The unknown is N = M^-1: the features with ones, [H | 1], are N'B.  # (b, d)
     """
-    sent, count, targets = layer.stacked().matrix, len(labels), _targets(observation, labels)  # Y, (b, k)
+    sent, count, targets = layer.sent.matrix, len(labels), _targets(observation, labels)  # Y, (b, k)
     basis = torch.linalg.svd(sent, full_matrices=False).U[:, :count].T  # C, (b, k)
     inner = basis @ sent / factor  # B = C U / s, (b, d + 1)
     answers = layer.before @ inner.T  # Q = [W | c] B', (k, b): the logits are Q N
@@ -265,9 +265,8 @@ def _solve_logits(
 
 def _label_guesses(observation: Observation, layer: DenseUpdate, factor: float, search: SearchBudget) -> list[Tensor]:
     """Return guesses of all labels, in any order: as for an untrained network, and by the logits of features."""
-    assert layer.bias is not None, "checked by the caller"
     count = observation.knows.examples
-    counts = unsmoothed(count * layer.bias_before.softmax(0) - layer.bias / factor, observation)
+    counts = unsmoothed(count * layer.bias_before.softmax(0) - layer.sent.matrix[:, -1] / factor, observation)
     first = torch.repeat_interleave(torch.arange(len(counts)), round_to_sum(counts, count))
     try:
         second = InstanceCounts().bind(observation, search.generator).decode([]).sort().values

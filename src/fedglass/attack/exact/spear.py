@@ -53,7 +53,7 @@ class InputSearch:
     """The residual of the last full set of columns."""
 
     def __post_init__(self) -> None:
-        sent = self.layer.stacked()
+        sent = self.layer.sent
         left, self.values, right, excess_noise = truncated_svd(sent, self.knows.examples)  # values (b,)
         noise = sent.noise * excess_noise
         # Rows of units that are off for every example are only rounding: the others keep the singular vectors.

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, hook, undecayed_update
+from fedglass.attack.exact.dense import DenseUpdate, evaluation_copy, undecayed_update
 from fedglass.attack.exact.update_matrix import entry_error
 from fedglass.attack.exact.verify import MOST_OF_SEVERAL, ROUNDING_FACTOR, SUMMATION_ERROR
 from fedglass.attack.labels.counts import smoothing_of
@@ -54,7 +54,7 @@ class Cut:
             reached.append(arguments[0])
             raise _Reached
 
-        with hook(self.model.get_submodule(self.layer).register_forward_pre_hook(note)), suppress(_Reached):
+        with self.model.get_submodule(self.layer).register_forward_pre_hook(note), suppress(_Reached):
             functional_call(self.model, dict(self.state), (inputs,))
         return reached[0]
 
@@ -68,19 +68,19 @@ class Cut:
         leaves = [(name, layer) for name, layer in self.model.named_modules() if not list(layer.children())]
         with ExitStack() as hooks:
             for name, layer in leaves:
-                hooks.enter_context(hook(layer.register_forward_hook(noting(name))))
+                hooks.enter_context(layer.register_forward_hook(noting(name)))
             self.front(inputs)
         return output_by_layer
 
     def between(self, outputs: Tensor, after: str) -> Tensor:
         """Return the inputs of another layer if this layer's outputs are these.  # (n, units) -> (n, ...)"""
-        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs):
             return replace(self, layer=after).front(outputs.new_zeros(1, *self.shape))
 
     def head(self, outputs: Tensor, state: Params | None = None, blank: Tensor | None = None) -> Tensor:
         """Return the logits if the layer's outputs are these, for any blank image.  # (n, units)"""
         image = outputs.new_zeros(1, *self.shape) if blank is None else blank
-        with hook(self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs)):
+        with self.model.get_submodule(self.layer).register_forward_hook(lambda *passed: outputs):
             logits: Tensor = functional_call(self.model, dict(self.state if state is None else state), (image,))
         return logits
 
@@ -97,8 +97,7 @@ class Cut:
                 lone = self.head(outputs[1:2])
             except (RuntimeError, ValueError, IndexError):
                 return False
-        close = logits.shape == same.shape and nearly_equal(logits, same)
-        return close and logits.shape[0] == 3 and nearly_equal(logits[1:2], lone)
+        return logits.shape[0] == 3 and nearly_equal(logits, same) and nearly_equal(logits[1:2], lone)
 
 
 def cut_at(observation: Observation, layer: str, kind: torch.dtype = torch.float64) -> Cut:
@@ -117,9 +116,9 @@ def mixes_examples(observation: Observation) -> str:
     return ""
 
 
-def nearly_equal(one: Tensor, other: Tensor) -> bool:
+def nearly_equal(one: Tensor, other: Tensor, within: float = UNCHANGED) -> bool:
     """Return True if two results of double precision are equal up to rounding."""
-    return bool((one - other).norm() <= UNCHANGED * one.norm())
+    return one.shape == other.shape and bool((one - other).norm() <= within * one.norm())
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +154,7 @@ def refine_inputs(observation: Observation, layer: DenseUpdate, cut: Cut, inputs
     """Return the inputs of all examples by least squares from all rows, from a first estimate.  # (n, d)"""
     for _ in range(LEAST_SQUARES_PASSES):
         gradients = gradients_at(observation, layer, cut, inputs, labels)
-        solved = torch.linalg.pinv(gradients.T) @ layer.stacked().matrix  # (n, d + 1)
+        solved = torch.linalg.pinv(gradients.T) @ layer.sent.matrix  # (n, d + 1)
         fresh = solved[:, :-1] / solved[:, -1:]
         if not bool(((fresh - inputs).norm(dim=1) < SAME_EXAMPLE * inputs.norm(dim=1)).all()):
             break  # gradients are nearly dependent: the estimate is better

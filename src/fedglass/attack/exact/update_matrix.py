@@ -7,7 +7,8 @@ one; a row that only one example has moved gives that example's input as the rat
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +55,23 @@ class UpdateMatrix:
     def noise(self) -> Tensor:
         """The root mean square rounding of each row's entries.  # (h,)"""
         return self.error.square().mean(1).sqrt()
+
+    def unpruned(self) -> UpdateMatrix:
+        """Return the same update of a single example, of which zeros may be missing entries."""
+        parts = [slice(-1), slice(-1, None)] if self.biased else [slice(None)]
+        masks = [unpruned_entries(self.matrix[:, columns], self.error[:, columns]) for columns in parts]
+        return replace(self, observed=torch.cat(masks, 1))
+
+    def without_bias(self) -> UpdateMatrix:
+        """Return U alone."""
+        columns = self.matrix.shape[1] - self.biased
+        matrix, error, observed = (t[:, :columns].contiguous() for t in (self.matrix, self.error, self.observed))
+        return UpdateMatrix(matrix, error, observed, biased=False)
+
+    def part(self, rows: Tensor, columns: Tensor | slice) -> UpdateMatrix:
+        """Return some rows and some columns, the bias among them."""
+        matrix, error, observed = (t[rows][:, columns] for t in (self.matrix, self.error, self.observed))
+        return UpdateMatrix(matrix, error, observed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +161,10 @@ def unpruned_entries(values: Tensor, error: Tensor) -> Tensor:
     return ~isolated if int(isolated.sum()) > PRUNED_RATIO * int(nearly_zero.sum()) else everything
 
 
-def stack_update(
-    update: Tensor, bias: Tensor | None, error: Tensor, bias_error: Tensor | None, pruned: bool = False
-) -> UpdateMatrix:
-    """Return [U | v] with its rounding; only U if there is no bias. With `pruned`, zeros may be missing entries."""
-    parts = [(update.double(), error)]
-    if bias is not None and bias_error is not None:
-        parts.append((bias.double()[:, None], bias_error[:, None]))
-    masks = [unpruned_entries(*part) if pruned else torch.ones_like(part[0], dtype=torch.bool) for part in parts]
-    matrix, errors = (torch.cat([part[i] for part in parts], 1) for i in (0, 1))
-    return UpdateMatrix(matrix, errors, torch.cat(masks, 1), bias is not None)
+def stack_update(updates: Sequence[Tensor], errors: Sequence[Tensor]) -> UpdateMatrix:
+    """Return [U | v] from the updates of weight and bias with their rounding; only U from that of the weight."""
+    matrix, error = (torch.cat([part.view(len(part), -1) for part in parts], 1) for parts in (updates, errors))
+    return UpdateMatrix(matrix.double(), error, torch.ones_like(matrix, dtype=torch.bool), len(updates) > 1)
 
 
 def with_ones(inputs: Tensor) -> Tensor:
@@ -192,15 +204,15 @@ def _singular(matrix: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     return basis @ svd.U, svd.S, svd.Vh
 
 
-def row_ratios(update: Tensor, bias: Tensor, errors: tuple[Tensor, Tensor]) -> RowRatios:
+def row_ratios(sent: UpdateMatrix) -> RowRatios:
     """Return U_i / v_i of all rows that are precise enough, and the inputs on which several rows agree.
 
-    `errors` is the rounding of the entries of both, see `entry_error`. Rows that agree are a hint, not a proof: with
-    two classes all rows of one activation pattern give the same mixture.  # update (h, d), bias (h,)
+    Rows that agree are a hint, not a proof: with two classes all rows of one activation pattern give the same mixture.
     """
-    moved, v = update.double(), bias.double()
+    moved, v = sent.matrix[:, :-1], sent.matrix[:, -1]
     ratios = moved / v[:, None]
-    spread = (errors[0].square() + ratios.square() * errors[1][:, None].square()).mean(1).sqrt() / v.abs()
+    squares = sent.error.square()
+    spread = (squares[:, :-1] + ratios.square() * squares[:, -1:]).mean(1).sqrt() / v.abs()
     size = ratios.square().mean(1).sqrt()
     rows = torch.nonzero((v != 0) & (spread <= MAX_RATIO_ERROR * size) & (size > 0))[:, 0]
     ratios, spread = ratios[rows], spread[rows]

@@ -135,9 +135,12 @@ class ReplayableMessage:
             starts = (self.observation.before[name].cpu().double() for name in self.observation.update)
             residuals = [_residual_of_tensor(s, p, w) for s, p, w in zip(self.sent, predicted, starts, strict=True)]
         else:
-            residuals = _residual_of_multiple(
-                self.sent, predicted, self.observation.knows.training is None or fit != "nothing"
-            )
+            # The message minus the prediction, or minus its best multiple.
+            below = sum(float(p.square().sum()) for p in predicted)
+            along = sum(float((s * p).sum()) for s, p in zip(self.sent, predicted, strict=True))
+            multiple = max(0.0, along / below) if below else 0.0
+            factor = 1.0 if self.observation.knows.training is not None and fit == "nothing" else multiple
+            residuals = [s - factor * p for s, p in zip(self.sent, predicted, strict=True)]
         size = math.sqrt(sum(float(s.square().sum()) for s in self.sent))
         return math.sqrt(sum(float(part.square().sum()) for part in residuals)) / size if size else math.inf
 
@@ -165,7 +168,7 @@ def fit_layer(layer: DenseUpdate, inputs: Tensor) -> tuple[float, Tensor, bool]:
     the sign of the unit's output, and True if the residual is rounding and no sign contradicts it. Units that change
     sign between the weights before and after may be on or off.  # inputs (n, d) -> (), (n,), ()
     """
-    sent, augmented = layer.stacked(), with_ones(inputs)
+    sent, augmented = layer.sent, with_ones(inputs)
     inverse = torch.linalg.pinv(augmented)  # (d + 1, n)
     factors = sent.matrix @ inverse  # (h, n)
     residuals = sent.matrix - factors @ augmented
@@ -291,14 +294,6 @@ def _unpruned(update: Tensor, error: Tensor) -> Tensor:
     unpruned = unpruned_entries(rows, error.view_as(rows)).view_as(update)
     # A pruned tensor may have lost whole rows and columns too, which must not count against a replay.
     return unpruned if bool(unpruned.all()) else update != 0
-
-
-def _residual_of_multiple(sent: Sequence[Tensor], predicted: Sequence[Tensor], scaled: bool) -> list[Tensor]:
-    """Subtract a prediction, or its best multiple, from the message."""
-    below = sum(float(p.square().sum()) for p in predicted)
-    along = sum(float((s * p).sum()) for s, p in zip(sent, predicted, strict=True))
-    factor = 1.0 if not scaled else max(0.0, along / below) if below else 0.0
-    return [s - factor * p for s, p in zip(sent, predicted, strict=True)]
 
 
 def _residual_of_tensor(sent: Tensor, predicted: Tensor, before: Tensor) -> Tensor:

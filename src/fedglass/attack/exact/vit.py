@@ -19,9 +19,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedglass.attack.exact.dense import does_not_run, hook, not_a_gradient, undecayed_update
+from fedglass.attack.exact.dense import does_not_run, not_a_gradient, undecayed_update
 from fedglass.attack.exact.exact import FOUND_NOTHING, Details, ExactSolution, SearchBudget, costs
-from fedglass.attack.exact.split_network import Affine, Cut, conjugate_gradients, cut_at, negative_laplacian
+from fedglass.attack.exact.split_network import (
+    Affine,
+    Cut,
+    conjugate_gradients,
+    cut_at,
+    nearly_equal,
+    negative_laplacian,
+)
 from fedglass.attack.exact.verify import message_of
 from fedglass.core.registry import register
 from fedglass.core.types import Observation
@@ -100,32 +107,24 @@ def _token_layout(observation: Observation) -> _TokenLayout | str:
     refusal = not_a_gradient(observation)
     if refusal:
         return refusal
-    if not _bare_parameters(observation):
+    model, update = observation.model, observation.update
+    layers = [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    matrices = [name for name, p in model.named_parameters() if p.ndim >= 2 and name in update]
+    # Positions are a trained matrix outside of dense and convolutional layers.
+    candidates = [name for name in matrices if name.rpartition(".")[0] not in layers]
+    if not layers or not candidates:
         return "the network has no learnable position embedding"
     try:
-        return _find_positions(observation)
+        return _find_positions(observation, layers, candidates)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return does_not_run(error)
 
 
-def _layers(observation: Observation) -> list[str]:
-    """Return the names of the dense and convolutional layers."""
-    return [name for name, m in observation.model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-
-
-def _bare_parameters(observation: Observation) -> list[str]:
-    """Return the names of trained matrices outside of dense and convolutional layers, as positions are."""
-    layers = set(_layers(observation))
-    named = observation.model.named_parameters()
-    names = [n for n, p in named if p.ndim >= 2 and n in observation.update and n.rpartition(".")[0] not in layers]
-    return names if layers else []
-
-
-def _find_positions(observation: Observation) -> _TokenLayout | str:
+def _find_positions(observation: Observation, layers: list[str], candidates: list[str]) -> _TokenLayout | str:
     """Find the positions by their gradient, which is that of the patches' embeddings."""
-    inputs, outer, gradients = _probe(observation)
+    inputs, outer, gradients = _probe(observation, layers)
     cut = cut_at(observation, next(iter(inputs)))
-    for name in _bare_parameters(observation):
+    for name in candidates:
         gradient = gradients[name].flatten(0, -2)  # (t, d)
         place = _first_row_of(gradient, outer)
         if place is not None:
@@ -134,12 +133,11 @@ def _find_positions(observation: Observation) -> _TokenLayout | str:
     return "no parameter has the gradient of the patches' embeddings, as learnable positions have"
 
 
-def _probe(observation: Observation) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+def _probe(observation: Observation, names: list[str]) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
     """Run noise: return the inputs of the layers, and gradients of a loss: of the embedded patches, and of all weights.
 
     The first of the layers embeds the patches; its gradient is of the shape (p, d).
     """
-    names = _layers(observation)
     cut = cut_at(observation, names[0])
     trained = {n: t.clone().requires_grad_() for n, t in cut.state.items() if n in observation.update}
     inputs: dict[str, Tensor] = {}
@@ -156,7 +154,7 @@ def _probe(observation: Observation) -> tuple[dict[str, Tensor], Tensor, dict[st
     image = torch.randn(1, *cut.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(hook(cut.model.get_submodule(name).register_forward_hook(noting(name))))
+            hooks.enter_context(cut.model.get_submodule(name).register_forward_hook(noting(name)))
         logits = functional_call(cut.model, {**cut.state, **trained}, (image,))
     # Any loss serves; the cross entropy of a single output has no gradient.
     single = logits.shape[1:] == (1,)
@@ -172,7 +170,7 @@ def _first_row_of(gradient: Tensor, outer: Tensor) -> int | None:
     if gradient.shape[1:] != outer.shape[1:] or not bool(outer.any()):
         return None
     starts = range(len(gradient) - len(outer) + 1)
-    return next((i for i in starts if _same_gradient(gradient[i : i + len(outer)], outer)), None)
+    return next((i for i in starts if nearly_equal(outer, gradient[i : i + len(outer)], SAME_GRADIENT)), None)
 
 
 def _attention(
@@ -186,7 +184,7 @@ def _attention(
         weights = [f"{n}.weight" for n in names]
         trained = all(name in gradients for name in weights)
         terms = [cut.state[name].T @ gradients[name] for name in weights] if trained else []
-        if not terms or not _same_gradient(torch.stack(terms).sum(0), gradient.T @ fed[0]):
+        if not terms or not nearly_equal(gradient.T @ fed[0], torch.stack(terms).sum(0), SAME_GRADIENT):
             break
         fixed = fed[0].clone()
         fixed[rows] -= _patches(cut, inputs[cut.layer])[0] @ _kernel(cut).T
@@ -206,10 +204,6 @@ def _patches(cut: Cut, fed: Tensor) -> Tensor:
         return fed
     assert not isinstance(layer.padding, str), "a patch embedding has no padding by name"
     return F.unfold(fed, layer.kernel_size, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
-
-
-def _same_gradient(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one - other).norm() <= SAME_GRADIENT * other.norm())
 
 
 def _equations(observation: Observation, tokens: _TokenLayout) -> PatchEquations | None:

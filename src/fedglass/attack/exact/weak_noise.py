@@ -86,16 +86,16 @@ def weak_noise(observation: Observation, search: SearchBudget) -> ExactSolution 
         return "rows agree only for a single example"
     if not has_classes(observation):
         return needs_classes(observation)
-    if layer.bias is None:
+    if not layer.sent.biased:
         return "the first dense layer trains no bias"
-    parts = _noise_free_parts(observation, layer, layer.stacked())
+    parts = _noise_free_parts(observation, layer)
     solutions = (_solution(observation, layer, part) for part in parts if _proved_rank_one(_sample(part[1]), part[3]))
     return next((solution for solution in solutions if solution is not None), FOUND_NOTHING)
 
 
-def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: UpdateMatrix) -> Iterator[Part]:
+def _noise_free_parts(observation: Observation, layer: DenseUpdate) -> Iterator[Part]:
     """Yield the parts that may be free of noise, the cheapest first."""
-    matrix, error = sent.matrix, sent.error
+    sent, matrix, error = layer.sent, layer.sent.matrix, layer.sent.error
 
     def rows_of(how: str, combine: Combine, errors: Combine, rows: int = VOTES) -> Part:
         combined = combine(matrix)
@@ -103,7 +103,7 @@ def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: Update
         return how, part, combine, rows
 
     yield rows_of("sizes of all entries", torch.abs, lambda t: t)
-    quiet = _rows_without_noise(layer, sent)
+    quiet = _rows_without_noise(sent)
     if len(quiet):
         yield rows_of("rows without noise", lambda t: t[quiet], lambda t: t[quiet])
     one, other, signs = _pairs_of_rows(matrix)
@@ -111,7 +111,7 @@ def _noise_free_parts(observation: Observation, layer: DenseUpdate, sent: Update
         yield rows_of("pairs of rows", lambda t: t[one] - signs * t[other], lambda t: t[one] + t[other])
     if float(matrix.sum(0).norm()) < CANCELLED * float(matrix.norm()):
         yield rows_of("sum of all rows", lambda t: t.sum(0, keepdim=True), lambda t: t.sum(0, keepdim=True), rows=1)
-    for how, cleaned in itertools.chain(_without_grid_noise(sent), _without_seeded_noise(observation, layer, sent)):
+    for how, cleaned in itertools.chain(_without_grid_noise(sent), _without_seeded_noise(observation, layer)):
         yield how, cleaned, lambda t: t, VOTES
     for rows, entries in _entries_without_noise(sent):
         yield "entries without noise", entries, lambda t, chosen=rows: t[chosen], VOTES  # type: ignore[misc]
@@ -175,9 +175,7 @@ def _proved_rank_one(sent: UpdateMatrix, rows: int) -> RankOneFit | None:
 
 def _sample(sent: UpdateMatrix) -> UpdateMatrix:
     """Return a sample of rows and columns, with the bias among them."""
-    rows, columns = _evenly_spaced(sent.matrix.shape[0]), _evenly_spaced(sent.matrix.shape[1])
-    matrix, error, observed = (t[rows][:, columns] for t in (sent.matrix, sent.error, sent.observed))
-    return replace(sent, matrix=matrix, error=error, observed=observed)
+    return sent.part(_evenly_spaced(sent.matrix.shape[0]), _evenly_spaced(sent.matrix.shape[1]))
 
 
 def _evenly_spaced(count: int, most: int = SAMPLE) -> Tensor:
@@ -185,11 +183,11 @@ def _evenly_spaced(count: int, most: int = SAMPLE) -> Tensor:
     return torch.linspace(count - 1, 0, min(count, most)).round().long().flip(0)
 
 
-def _rows_without_noise(layer: DenseUpdate, sent: UpdateMatrix) -> Tensor:
+def _rows_without_noise(sent: UpdateMatrix) -> Tensor:
     """Return the rows that agree on the input of the largest group.  # (m,)"""
-    columns = _evenly_spaced(sent.matrix.shape[1] - 1, 4 * SAMPLE)
-    errors = sent.error[:, columns], sent.error[:, -1]
-    ratios = row_ratios(layer.weight[:, columns], sent.matrix[:, -1], errors)
+    pixels = sent.matrix.shape[1] - 1
+    columns = torch.cat([_evenly_spaced(pixels, 4 * SAMPLE), torch.tensor([pixels])])
+    ratios = row_ratios(sent.part(torch.arange(len(sent.matrix)), columns))
     if not len(ratios.votes) or int(ratios.votes[0]) < VOTES:
         return ratios.rows[:0]
     apart = (ratios.ratios - ratios.inputs[0]).square().mean(1).sqrt()
@@ -233,9 +231,7 @@ def _grid_step(matrix: Tensor, size: float) -> float:
     return 1 / float(waves[near])
 
 
-def _without_seeded_noise(
-    observation: Observation, layer: DenseUpdate, sent: UpdateMatrix
-) -> Iterator[tuple[str, UpdateMatrix]]:
+def _without_seeded_noise(observation: Observation, layer: DenseUpdate) -> Iterator[tuple[str, UpdateMatrix]]:
     """Yield the layer without the normal numbers of a common seed, drawn in one of three orders."""
     update = observation.update
     name = f"{layer.name}.weight" if layer.name else "weight"
@@ -247,7 +243,7 @@ def _without_seeded_noise(
     for seed in (seed for seed, *matches in zip(SEEDS, *alike, strict=True) if any(matches)):
         for how, noise in _seeded_noise({n: t.shape for n, t in update.items()}, (name, bias), seed):
             pattern = torch.cat([noise[0], noise[1][:, None]], 1).double()
-            yield f"without the noise of seed {seed}, {how}", _without_pattern(sent, lambda s, p=pattern: p)  # type: ignore[misc]
+            yield f"without the noise of seed {seed}, {how}", _without_pattern(layer.sent, lambda s, p=pattern: p)  # type: ignore[misc]
 
 
 @functools.cache
@@ -298,7 +294,7 @@ def _entries_without_noise(sent: UpdateMatrix) -> Iterator[tuple[Tensor, UpdateM
     rows = (most > AGREE_WITHIN * sent.noise).nonzero()[:, 0]  # rows of dead units carry no information
     if len(rows) < VOTES:
         return
-    some = UpdateMatrix(sent.matrix[rows], sent.error[rows], sent.observed[rows])
+    some = sent.part(rows, slice(None))
     residuals = sizes[rows]
     zeros = int((residuals <= AGREE_WITHIN * some.error).sum())  # of black pixels
     for part in (0.5, 0.9, 0.9, 0.0, 0.0):

@@ -27,7 +27,7 @@ from fedglass.attack.forward.target import (
     step_length,
 )
 from fedglass.attack.parts import BoundForward, Forward, reads_of
-from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.errors import ModelError, check_at_least
 from fedglass.core.facts import Fact
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, moved_statistics
@@ -223,8 +223,7 @@ class AlongSegment:
     points: int = 2
 
     def __post_init__(self) -> None:
-        if self.points < 1:
-            raise UsageError(f"AlongSegment.points must be at least 1, got {self.points}.")
+        check_at_least("AlongSegment.points", self.points, 1)
 
     def bind(self, observation: Observation) -> BoundForward:
         network = network_of(observation)
@@ -274,7 +273,9 @@ class BesideStatistics:
         inner, observed = self.forward.bind(observation), batch_statistics(observation)
         if not observed:
             return inner
-        network = network_of(_with_batch_statistics(observation))
+        # Statistics that have moved were moved by a training in train mode, whatever else is known.
+        training = replace(observation.knows.training or Training(lr=1.0), batch_norm=BatchNorm.BATCH)
+        network = network_of(replace(observation, knows=replace(observation.knows, training=training)))
         steps = steps_taken(observation)
         travelled = (steps - 1) / (2 * steps)  # the mean of 0, 1, ... T - 1 over T
         before, update = observation.before, observation.update
@@ -318,10 +319,3 @@ def batch_statistics(observation: Observation) -> Mapping[str, Tensor]:
         for layer, _, kind in [name.rpartition(".")]
         if layer in decay and kind in kinds
     }
-
-
-def _with_batch_statistics(observation: Observation) -> Observation:
-    """Suppose a training in train mode: statistics that have moved were moved in it, whatever else is known."""
-    training = observation.knows.training or Training(lr=1.0)
-    knows = replace(observation.knows, training=replace(training, batch_norm=BatchNorm.BATCH))
-    return replace(observation, knows=knows)

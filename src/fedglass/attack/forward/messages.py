@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.forward.target import Simulation, gradient_sum, known_training, limits_before_filter, network_of
 from fedglass.attack.forward.unroll import SUPER_CLIENT_BUDGET_MIB, client_sizes, simulated_clients
 from fedglass.attack.parts import BoundForward, Forward, reads_of
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact
 from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.tensors import Update
@@ -69,8 +69,7 @@ class OneClient:
     client: int = 0
 
     def __post_init__(self) -> None:
-        if self.client < 0:
-            raise UsageError(f"one_client.client must be at least 0, got {self.client}.")
+        check_at_least("one_client.client", self.client, 0)
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         return rows[self.client % len(rows)]
@@ -95,8 +94,7 @@ class SupposedTrimmedMean:
     byzantine: int = 1
 
     def __post_init__(self) -> None:
-        if self.byzantine < 0:
-            raise UsageError(f"trimmed_mean.byzantine must be at least 0, got {self.byzantine}.")
+        check_at_least("trimmed_mean.byzantine", self.byzantine, 0)
 
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         n = len(rows)
@@ -132,8 +130,10 @@ class Through(Simulation):
         training, network = known_training(observation), network_of(observation)
         simulated = client_sizes(observation)
         clients = simulated_clients(observation, training, simulated, self.budget_mib)
-        sent = _as_sent(observation, network.names, training.lr) if self.own else None
-        sizes = [*simulated, *([] if sent is None or observation.own is None else [len(observation.own.labels)])]
+        # The adversary's own update in the units of the message, and its examples; none where the rule has dropped it.
+        contribution = observation.own if self.own and Fact.OWN in observation.facts else None
+        mine = [] if contribution is None else [[contribution.update[n] / -training.lr for n in network.names]]
+        sizes = [*simulated, *([] if contribution is None else [len(contribution.labels)])]
         like = observation.update[network.names[0]]
         shares = torch.tensor(sizes, dtype=like.dtype, device=like.device) / sum(sizes)
 
@@ -141,17 +141,10 @@ class Through(Simulation):
         self.combination.combine(torch.zeros(len(sizes), 1, dtype=like.dtype, device=like.device), shares)
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            updates = [*clients(candidate), *([] if sent is None else [sent])]
+            updates = [*clients(candidate), *mine]
             return [self.combination.combine(torch.stack(rows), shares) for rows in zip(*updates, strict=True)]
 
         return BoundForward(gradient_sum(observation, network, training.lr), predict, network.names)
-
-
-def _as_sent(observation: Observation, names: Sequence[str], lr: float) -> tuple[Tensor, ...] | None:
-    """Return the adversary's own update in the units of the message; None where the rule has dropped it."""
-    if observation.own is None or Fact.OWN not in observation.facts:
-        return None
-    return tuple(observation.own.update[name] / -lr for name in names)
 
 
 @dataclass(frozen=True)
@@ -179,15 +172,10 @@ class ThroughFilter:
         rows = [(y, torch.minimum(*pair), torch.maximum(*pair)) for y, pair in zip(inner.target, ends, strict=True)]
 
         def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-            predicted = inner.predict(candidate, unknowns)
-            return [_filtered(g, *row) for g, row in zip(predicted, rows, strict=True)]
+            pairs = zip(inner.predict(candidate, unknowns), rows, strict=True)
+            return [torch.where(low == high, g, sent + (g - g.clamp(low, high))) for g, (sent, low, high) in pairs]
 
         return replace(inner, predict=predict)
-
-
-def _filtered(predicted: Tensor, sent: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    outside = predicted - predicted.clamp(low, high)
-    return torch.where(low == high, predicted, sent + outside)
 
 
 def _scale(forward: BoundForward, update: Update) -> float | None:

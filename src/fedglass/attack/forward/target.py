@@ -117,14 +117,9 @@ def head_of(observation: Observation) -> tuple[str, str | None]:
     return network.head
 
 
-def head_weight(observation: Observation) -> str:
-    """Return the name of the last dense layer's weights."""
-    return head_of(observation)[0]
-
-
 def head_gradient(observation: Observation) -> Tensor:
     """Return the gradient of the last linear layer's weights, up to a positive scale.  # (classes, features)"""
-    return -observation.update[head_weight(observation)]
+    return -observation.update[head_of(observation)[0]]
 
 
 WALKS = 4.0

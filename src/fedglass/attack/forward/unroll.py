@@ -109,7 +109,12 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     clients = simulated_clients(observation, training, sizes, budget_mib)
 
     def predict(candidate: Candidate, unknowns: Sequence[Tensor]) -> Sequence[Tensor]:
-        _check_count(candidate.images.shape[1], sum(sizes))
+        images, examples = candidate.images.shape[1], sum(sizes)
+        if images != examples:  # such as a truth that holds more than was trained on
+            raise UsageError(
+                f"The training is simulated with {examples} example(s), but {images} image(s) are compared with it: "
+                "correct the number of examples, or give as the truth only those that were trained on."
+            )
         sums = clients(candidate)
         if len(sizes) == 1:
             return sums[0]
@@ -121,15 +126,6 @@ def simulate(observation: Observation, training: Training, budget_mib: float) ->
     network = network_of(observation)
     target = gradient_sum(observation, network, training.lr)
     return BoundForward(target, predict, network.names, batches=steps_of_an_epoch(training, max(sizes)))
-
-
-def _check_count(images: int, examples: int) -> None:
-    """Refuse other images than the training is simulated with, such as a truth that holds more than was trained on."""
-    if images != examples:
-        raise UsageError(
-            f"The training is simulated with {examples} example(s), but {images} image(s) are compared with it: "
-            "correct the number of examples, or give as the truth only those that were trained on."
-        )
 
 
 def _sizes(observation: Observation, training: Training) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedglass.attack.forward.target import like
 from fedglass.attack.images.pixels import whitened_bounds
 from fedglass.attack.parts import Bound
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
@@ -75,8 +75,7 @@ class GeneratorWeights:
 
     def __post_init__(self) -> None:
         for name in ("width", "code"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"generator.{name} must be at least 1, got {getattr(self, name)}.")
+            check_at_least(f"generator.{name}", getattr(self, name), 1)
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
@@ -88,19 +87,18 @@ class GeneratorWeights:
         starts = [t.to(kind) for t in self.weights(knows.shape, generator)]
 
         def decode(tensors: Sequence[Tensor]) -> Tensor:
-            shares = self._resized(generate(code, tensors), knows.shape[1:])
+            pictures, (height, width) = generate(code, tensors), knows.shape[1:]
+            if self.crop:
+                top, left = (pictures.shape[-2] - height) // 2, (pictures.shape[-1] - width) // 2
+                shares = pictures[..., top : top + height, left : left + width]
+            else:
+                shares = F.interpolate(pictures, (height, width), mode="bilinear", antialias=True)
             pixels = knows.low + (knows.high - knows.low) * shares
             return knows.whitening.whiten(pixels)[None]  # (1, n, c, h, w)
 
         low, high = whitened_bounds(observation)
         # There are enough weights for every pixel: only the sigmoid at the end limits the pictures.
         return Bound(tuple(Unknown(t) for t in starts), decode, lambda images: images.clamp(low, high))
-
-    def _resized(self, pictures: Tensor, size: tuple[int, int]) -> Tensor:
-        if not self.crop:
-            return F.interpolate(pictures, size, mode="bilinear", antialias=True)
-        top, left = ((side - wanted) // 2 for side, wanted in zip(pictures.shape[-2:], size, strict=True))
-        return pictures[..., top : top + size[0], left : left + size[1]]
 
     def weights(self, shape: tuple[int, int, int], generator: torch.Generator) -> list[Tensor]:
         """Draw the start: Kaiming normal for convolutions, one and zero for normalisations.
@@ -166,7 +164,7 @@ class StoredDecoder:
 
     def latent_shape(self, knows: Knowledge) -> Shape:
         """Return the shape of one code, without the work of `network`; refuse images of another shape."""
-        network = self._load()
+        network = self.network()
         if network.shape != knows.shape:
             drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
             raise UsageError(
@@ -175,11 +173,8 @@ class StoredDecoder:
             )
         return network.latent_shape
 
-    def network(self, observation: Observation) -> LatentSpace:
-        """Return the network, which is shared and must not be changed."""
-        return self._load()
-
-    def _load(self) -> LatentSpace:
+    def network(self, observation: Observation | None = None) -> LatentSpace:
+        """Return the network, which is shared and must not be changed; it does not depend on an observation."""
         network, digest = _loaded(self.name)
         check_unchanged(f"autoencoder {self.name!r}", digest, self.digest)
         return network
@@ -204,8 +199,7 @@ class OwnDecoder:
 
     def __post_init__(self) -> None:
         for name in ("steps", "latent", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"decoder.{name} must be at least 1, got {getattr(self, name)}.")
+            check_at_least(f"decoder.{name}", getattr(self, name), 1)
 
     @property
     def words(self) -> str:
@@ -218,7 +212,7 @@ class OwnDecoder:
     def network(self, observation: Observation) -> LatentSpace:
         if observation.own is None:
             raise refusal("OwnDecoder", self.needs)
-        images = _signed(observation.own.images.detach().cpu().float(), observation.knows)
+        images = signed(observation.own.images.detach().cpu().float(), observation.knows)
         return _taught(self, images.numpy().tobytes(), tuple(images.shape))
 
 
@@ -295,13 +289,9 @@ class Latent:
         if start is None:
             codes = torch.randn(knows.examples, *shape, generator=generator).to(kind)
         else:
-            codes = network().encode(_signed(knows.whitening.unwhiten(start[0]), knows)).detach()
+            codes = network().encode(signed(knows.whitening.unwhiten(start[0]), knows)).detach()
 
-        def decode(tensors: Sequence[Tensor]) -> Tensor:
-            return knows.whitening.whiten(pixels_of(network().decode(tensors[0]), knows))[None]  # (1, n, c, h, w)
-
-        low, high = whitened_bounds(observation)
-        return Bound((Unknown(codes),), decode, lambda images: images.clamp(low, high))
+        return _drawn_images(Unknown(codes), lambda drawn: network().decode(drawn), observation)
 
     @property
     def learned_from(self) -> str:
@@ -318,12 +308,22 @@ class Latent:
         return copy.deepcopy(self.decoder.network(observation)).to(like(observation))
 
 
-def pixels_of(signed: Tensor, knows: Knowledge) -> Tensor:
+def _drawn_images(codes: Unknown, draw: Callable[[Tensor], Tensor], observation: Observation) -> Bound:
+    """Return the images that a network draws of codes; the nearest images are those within the bounds of pixels."""
+    knows, (low, high) = observation.knows, whitened_bounds(observation)
+
+    def decode(tensors: Sequence[Tensor]) -> Tensor:
+        return knows.whitening.whiten(pixels_of(draw(tensors[0]), knows))[None]  # (1, n, c, h, w)
+
+    return Bound((codes,), decode, lambda images: images.clamp(low, high))
+
+
+def pixels_of(drawn: Tensor, knows: Knowledge) -> Tensor:
     """Map the network's [-1, 1] to the bounds of the pixels."""
-    return knows.low + (knows.high - knows.low) * (signed + 1) / 2
+    return knows.low + (knows.high - knows.low) * (drawn + 1) / 2
 
 
-def _signed(pixels: Tensor, knows: Knowledge) -> Tensor:
+def signed(pixels: Tensor, knows: Knowledge) -> Tensor:
     """Map the bounds of the pixels to the network's [-1, 1]."""
     return 2 * (pixels - knows.low) / (knows.high - knows.low) - 1
 
@@ -345,15 +345,11 @@ class GanCodes:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         if start is not None:
             raise UsageError("GanCodes cannot start from the images of a previous stage: make its stage the first.")
-        knows, network = observation.knows, self._network(observation)
-        bound = torch.tensor(CLIP).to(like(observation))
-        codes = torch.randn(knows.examples, network.code, generator=generator).to(bound).clamp(-bound, bound)
+        network, bound = self._network(observation), torch.tensor(CLIP).to(like(observation))
+        codes = torch.randn(observation.knows.examples, network.code, generator=generator)
+        codes = codes.to(bound).clamp(-bound, bound)
 
-        def decode(tensors: Sequence[Tensor]) -> Tensor:
-            return knows.whitening.whiten(pixels_of(network.generate(tensors[0]), knows))[None]  # (1, n, c, h, w)
-
-        low, high = whitened_bounds(observation)
-        return Bound((Unknown(codes, -bound, bound),), decode, lambda images: images.clamp(low, high))
+        return _drawn_images(Unknown(codes, -bound, bound), network.generate, observation)
 
     @property
     def learned_from(self) -> str:

@@ -17,6 +17,7 @@ from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
 from fedglass.core.types import Observation, Unknown
+from fedglass.diffusion.ddrm import bicubic_matrix
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,9 @@ class Pixels:
     """
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        low, high = whitened_bounds(observation)
-        first = whitened_noise(observation, generator, epochs=1) if start is None else start[:1]
-        unknown = Unknown(first.clamp(low, high), low, high)
-        return Bound((unknown,), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
+        return _within_bounds(
+            whitened_noise(observation, generator, epochs=1) if start is None else start[:1], observation
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class FreePixels:
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
         first = whitened_noise(observation, generator, epochs=1) if start is None else start[:1]
         return Bound((Unknown(first),), lambda tensors: tensors[0])
+
+
+def _within_bounds(first: Tensor, observation: Observation) -> Bound:
+    """Return unknown pixels that stay inside the pixel bounds, from the projection of the first ones."""
+    low, high = whitened_bounds(observation)
+    unknown = Unknown(first.clamp(low, high), low, high)
+    return Bound((unknown,), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
 
 
 def whitened_noise(observation: Observation, generator: torch.Generator, epochs: int) -> Tensor:
@@ -76,9 +83,7 @@ class BoundedEpochPixels:
     needs: ClassVar[frozenset[Fact]] = frozenset({Fact.TRAINING})
 
     def bind(self, observation: Observation, generator: torch.Generator, start: Tensor | None) -> Bound:
-        low, high = whitened_bounds(observation)
-        first = _first_of_epochs(observation, generator, start).clamp(low, high)
-        return Bound((Unknown(first, low, high),), lambda tensors: tensors[0], lambda images: images.clamp(low, high))
+        return _within_bounds(_first_of_epochs(observation, generator, start), observation)
 
 
 @dataclass(frozen=True)
@@ -197,13 +202,3 @@ def enlargement(observation: Observation, factor: int) -> tuple[tuple[int, int, 
         return flat.reshape(*small.shape[:2], *flat.shape[1:])
 
     return small_shape, enlarge, lambda images: down @ images @ across.mT
-
-
-def bicubic_matrix(side: int, factor: int) -> Tensor:
-    """Return the enlargement of a row of `side` numbers as a matrix, in double precision.  # (side * factor, side)
-
-    A picture is enlarged by this matrix down the columns and across the rows.
-    """
-    columns = torch.eye(side, dtype=torch.float64).view(1, side, side, 1)  # each a picture of one column
-    grown = F.interpolate(columns, scale_factor=(factor, 1), mode="bicubic", align_corners=False)
-    return grown[0, :, :, 0].T

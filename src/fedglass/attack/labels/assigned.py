@@ -44,8 +44,6 @@ Assignment = tuple[int, ...]
 """The labels of the first client, then those of the second, and so on."""
 LabelEnergy = Callable[[Assignment], float]
 """The energy of labels while other pictures replace the images: the lower, the better they explain the message."""
-PickLowest = Callable[[Assignment, Iterable[Assignment]], Assignment]
-"""Returns the assignment of lowest energy among one and several others."""
 
 
 @dataclass(frozen=True)
@@ -134,26 +132,19 @@ def lowest_assignment(
             compared += [candidate] if candidate in energies else []
         return min(compared, key=lambda labels: energy_rank(energies.get(labels, math.inf)))
 
-    ends = [_descend(pick, _in_order(start, sizes), sizes, classes) for start in starts]
+    def descend(start: Assignment) -> Assignment:
+        """Descend from one start until no single step helps."""
+        best, before = pick(start, [start]), None
+        while best != before:
+            before = best
+            for i in range(len(start)):
+                best = pick(best, [_in_order((*best[:i], label, *best[i + 1 :]), sizes) for label in range(classes)])
+            if best == before:
+                best = pick(best, _exchanged(best, sizes))
+        return best
+
+    ends = [descend(_in_order(start, sizes)) for start in starts]
     return pick(ends[0], ends)
-
-
-def _descend(pick: PickLowest, start: Assignment, sizes: tuple[int, ...], classes: int) -> Assignment:
-    """Descend from one start until no single step helps."""
-    best, before = pick(start, [start]), None
-    while best != before:
-        before = best
-        for i in range(len(start)):
-            best = pick(best, _changed(best, i, sizes, classes))
-        if best == before:
-            best = pick(best, _exchanged(best, sizes))
-    return best
-
-
-def _changed(labels: Assignment, i: int, sizes: tuple[int, ...], classes: int) -> Iterator[Assignment]:
-    """Yield the labels with each class for one example."""
-    for label in range(classes):
-        yield _in_order((*labels[:i], label, *labels[i + 1 :]), sizes)
 
 
 def _exchanged(labels: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedglass.attack.forward.target import head_of, head_weight, like, network_of, step_length
+from fedglass.attack.forward.target import head_of, like, network_of, step_length
 from fedglass.attack.labels.given import fixed_labels
 from fedglass.attack.parts import Bound
 from fedglass.core.errors import UsageError
@@ -174,7 +174,7 @@ def accumulated_head_gradient(observation: Observation) -> Tensor:
     length = step_length(observation)
     if length is None or is_clipped(observation):
         raise refusal("Counting labels", [Fact.SIZE])
-    return observation.update[head_weight(observation)] / -(length * batch_factor(observation))
+    return observation.update[head_of(observation)[0]] / -(length * batch_factor(observation))
 
 
 def batch_factor(observation: Observation) -> float:

@@ -38,31 +38,24 @@ class OracleLabels:
             raise refusal("OracleLabels", [Fact.LABELS])
         labels = knows.labels.to(like(observation).device)
         if not is_class_labels(labels) and target_kind(knows.objective) is not TargetKind.CLASSES:
-            return _fixed_targets(labels, observation, generator)
-        if labels.shape != (knows.examples,):
+            if len(labels) != knows.examples:
+                raise UsageError(
+                    f"The adversary is told {len(labels)} targets for {knows.examples} examples: give one for each."
+                )
+        elif labels.shape != (knows.examples,):
             raise UsageError(
                 f"The adversary is told labels of shape {tuple(labels.shape)} for {knows.examples} examples: give one "
                 "for each."
             )
-        if labels.is_floating_point():
+        elif labels.is_floating_point():
             raise UsageError(
                 f"The adversary is told labels of type {labels.dtype}, expected whole numbers: convert them."
             )
-        _check_classes(labels, observation)
+        else:
+            _check_classes(labels, observation)
         # Labels stay with their client, where the number of examples of each is known.
         clients = torch.split(labels, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
         return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
-
-
-def _fixed_targets(targets: Tensor, observation: Observation, generator: torch.Generator) -> Bound:
-    """Return known targets of a loss without classes in random order within each client."""
-    knows = observation.knows
-    if len(targets) != knows.examples:
-        raise UsageError(
-            f"The adversary is told {len(targets)} targets for {knows.examples} examples: give one for each."
-        )
-    clients = torch.split(targets, list(knows.sizes) if knows.sizes else max(1, knows.examples // knows.clients))
-    return fixed_labels(torch.cat([part[torch.randperm(len(part), generator=generator)] for part in clients]))
 
 
 @register(
@@ -91,7 +84,10 @@ def batch_labels_by_epoch(observation: Observation) -> Tensor:
     examples = observation.knows.examples
     _check_batches(batches, training, examples)
     epochs = _epochs(batches, len(training.batches(examples)))
-    rows = [*epochs[:-1], epochs[-1] + _unused_labels(epochs, examples)]
+    # The labels that the last epoch lacks; in a single epoch they are unknown, and do not matter: zeros.
+    missing = Counter({0: examples - len(epochs[-1])})
+    unused = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else missing
+    rows = [*epochs[:-1], epochs[-1] + sorted(unused.elements())]
     labels = torch.tensor(rows, device=like(observation).device)
     _check_classes(labels, observation)
     return labels
@@ -100,16 +96,6 @@ def batch_labels_by_epoch(observation: Observation) -> Tensor:
 def _epochs(batches: Sequence[Sequence[int]], per_epoch: int) -> list[list[int]]:
     """Return the labels of each epoch, one after the other."""
     return [list(chain(*batches[i : i + per_epoch])) for i in range(0, len(batches), per_epoch)]
-
-
-def _unused_labels(epochs: Sequence[Sequence[int]], examples: int) -> list[int]:
-    """Return the labels that the last epoch lacks.
-
-    In a single epoch they are unknown, and do not matter: zeros.
-    """
-    missing = examples - len(epochs[-1])
-    unused = Counter(epochs[0]) - Counter(epochs[-1]) if len(epochs) > 1 else Counter({0: missing})
-    return sorted(unused.elements())
 
 
 def _check_batches(batches: Sequence[Sequence[int]], training: Training, examples: int) -> None:

@@ -214,28 +214,24 @@ class RecoveredTargets:
     def bind(self, observation: Observation, generator: torch.Generator) -> Bound:
         loss, tensor = observation.knows.objective, like(observation)
         outputs = noise_outputs(observation, generator)  # (...), of one example
-        n, kind = observation.knows.examples, target_kind(loss)
-        if kind in (TargetKind.CLASSES, TargetKind.PIXELS):
-            start = SPREAD * torch.randn(n, *outputs.shape, generator=generator).to(tensor)
-            return Bound((Unknown(start, rate=self.rate),), _shares)
-        mean = mean_targets(observation, outputs)
+        kind, mean = target_kind(loss), None
+        if kind not in (TargetKind.CLASSES, TargetKind.PIXELS):
+            mean = mean_targets(observation, outputs)
         if kind is TargetKind.SHARES and mean is not None:
             patterns = _recovered_patterns(observation, outputs, mean)
             if patterns is not None:
                 return fixed_labels(patterns.to(tensor))
-        noise = SPREAD * torch.randn(n, *outputs.shape, generator=generator).to(tensor)
+        noise = SPREAD * torch.randn(observation.knows.examples, *outputs.shape, generator=generator).to(tensor)
+        if kind in (TargetKind.CLASSES, TargetKind.PIXELS):
+            # Free logits give the probability of each class, of an example or a pixel.  # (n, classes, ...)
+            unknown = Unknown(noise, rate=self.rate)
+            return Bound((unknown,), lambda t: t[0].sigmoid() if t[0].shape[1] == 1 else t[0].softmax(1))
         if kind is TargetKind.SHARES:
             start = ((mean if mean is not None else torch.full_like(outputs, 0.5)) + noise).clamp(0, 1)
-            zero, one = tensor.new_zeros(()), tensor.new_ones(())
-            return Bound((Unknown(start, zero, one, self.rate),), lambda tensors: tensors[0])
-        start = (mean if mean is not None else outputs) + noise
-        return Bound((Unknown(start, rate=self.rate),), lambda tensors: tensors[0])
-
-
-def _shares(tensors: Any) -> Tensor:
-    """Return the probability of each class, of an example or a pixel, from free logits.  # (n, classes, ...)"""
-    logits: Tensor = tensors[0]
-    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
+            unknown = Unknown(start, tensor.new_zeros(()), tensor.new_ones(()), self.rate)
+        else:
+            unknown = Unknown((mean if mean is not None else outputs) + noise, rate=self.rate)
+        return Bound((unknown,), lambda tensors: tensors[0])
 
 
 def noise_outputs(observation: Observation, generator: torch.Generator) -> Tensor:

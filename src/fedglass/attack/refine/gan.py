@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedglass.attack.images.latent import pixels_of, signed
 from fedglass.attack.parts import Refinement
 from fedglass.core.registry import register
 from fedglass.core.text import ROG
@@ -34,9 +35,7 @@ class GanEnhancement:
         images, knows = refinement.images, refinement.knows
         _, channels, height, width = images.shape
         enhancer = copy.deepcopy(self.gan.enhancer((channels, height, width))).to(images)
-        signed = 2 * (images - knows.low) / (knows.high - knows.low) - 1
-        sharp = (enhancer.enhance(signed).clamp(-1, 1) + 1) / 2
-        return knows.low + (knows.high - knows.low) * sharp
+        return pixels_of(enhancer.enhance(signed(images, knows)).clamp(-1, 1), knows)
 
     def untrained(self) -> GanEnhancement:
         """Return the control: the same with an untrained network."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedglass.attack.parts import Progress, Refinement
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT
@@ -168,8 +168,7 @@ class MaskedDiffusion:
     guidance: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps of mde must be at least 1, got {self.steps}.")
+        check_at_least("steps of mde", self.steps, 1)
         if not 0 <= self.guidance < math.inf:
             raise UsageError(f"guidance of mde must be at least 0, got {self.guidance}.")
 

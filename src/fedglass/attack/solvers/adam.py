@@ -23,12 +23,10 @@ from fedglass.attack.solvers.schedules import (
     Constant,
     Keep,
     Last,
-    LowestIterate,
     RateSchedule,
-    check_iterations,
-    next_search,
+    current_states,
 )
-from fedglass.core.errors import UsageError
+from fedglass.core.errors import UsageError, check_at_least
 from fedglass.core.types import Unknown
 
 REPORTS = 100
@@ -47,12 +45,57 @@ class AdamOptions(ABC):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise UsageError(f"solver.rate must be a finite number of at least 0, got {self.rate!r}.")
 
     def minimise(self, problem: Problem, progress: Progress) -> Solution:
-        return descend(self, problem, progress, self.direction)
+        """Run the hot loop.
+
+        `alive` becomes false, on the device, at the first iterate of non-finite energy or gradient. That step returns
+        to the iterate before it, and every later one stays there.
+        """
+        n = self.iterations
+        descent, states = _Descent(problem, self), current_states()
+        moving, tensors, alive, trace = descent.moving, descent.tensors, descent.alive, descent.trace
+        if states is not None:
+            states.begin_search(descent.restore)
+        report_every = max(1, n // REPORTS)
+        for k in range(len(trace), n):
+            energy = problem.energy(tensors, k / n)
+            due = [m for m in moving if k % m.every == 0]
+            gradients = torch.autograd.grad(energy, [m.tensor for m in due]) if due else ()
+            with torch.no_grad():
+                trace.append(energy.detach())
+                # A sum is finite only where all its entries are, and only then is its difference to itself zero:
+                # half the operations of torch.isfinite.
+                probe = sum((g.sum() for g in gradients), energy)
+                alive &= (probe - probe) == 0
+                descent.compare(energy)
+                fed = self.direction(gradients, partial(descent.displaced_gradients, due, k / n))
+                for m, gradient in zip(due, fed, strict=True):
+                    m.gradient = gradient
+                factor = self.schedule.factor(k, n)
+                for m in moving:
+                    m.step(k + 1, factor, alive)
+            if states is not None and states.is_due():
+                states.save(*descent.state())
+            if k % report_every == 0:
+                progress(k, n)
+        final = problem.energy(tensors, 1.0).detach()
+        if not math.isfinite(float(final)):  # only at the end may the loop wait for the device
+            alive.fill_(False)
+            with torch.no_grad():
+                for m in moving:
+                    m.tensor.copy_(m.safe)
+            final = problem.energy(tensors, 1.0).detach()
+        trace.append(final)
+        chosen, chosen_energy = [t.detach() for t in tensors], final
+        descent.compare(final)
+        if descent.best:
+            chosen, chosen_energy = descent.best, descent.lowest
+        progress(n, n)
+        return Solution(tuple(chosen), float(chosen_energy), torch.stack(trace).cpu(), finite=bool(alive))
 
     @abstractmethod
     def direction(self, gradients: Sequence[Tensor], elsewhere: DisplacedGradients) -> Sequence[Tensor]:
@@ -78,90 +121,46 @@ class SignedAdam(AdamOptions):
 DisplacedGradients = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Computes the gradients with the unknowns displaced by these tensors, at the cost of another evaluation."""
 
-Direction = Callable[[Sequence[Tensor], DisplacedGradients], Sequence[Tensor]]
-"""Computes the tensors that Adam takes instead of the gradients."""
-
-
-def descend(spec: AdamOptions, problem: Problem, progress: Progress, direction: Direction) -> Solution:
-    """Run the hot loop.
-
-    `alive` becomes false, on the device, at the first iterate of non-finite energy or gradient. That step returns to
-    the iterate before it, and every later one stays there.
-    """
-    n = spec.iterations
-    moving = [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
-    tensors = tuple(m.tensor for m in moving)
-    alive = torch.ones((), dtype=torch.bool, device=tensors[0].device)
-    lowest = spec.keep.start(tensors, n)
-    descent, stored = _Descent(moving, alive, lowest), next_search()
-    if stored is not None:
-        stored.resume(descent.restore)
-    trace, report_every = descent.trace, max(1, n // REPORTS)
-    for k in range(len(trace), n):
-        energy = problem.energy(tensors, k / n)
-        due = [m for m in moving if k % m.every == 0]
-        gradients = torch.autograd.grad(energy, [m.tensor for m in due]) if due else ()
-        with torch.no_grad():
-            trace.append(energy.detach())
-            # A sum is finite only where all its entries are, and only then is its difference to itself zero:
-            # half the operations of torch.isfinite.
-            probe = sum((g.sum() for g in gradients), energy)
-            alive &= (probe - probe) == 0
-            if lowest is not None:
-                lowest.offer(energy, tensors)
-            fed = direction(gradients, partial(_displaced_gradients, problem, moving, due, k / n))
-            for m, gradient in zip(due, fed, strict=True):
-                m.gradient = gradient
-            factor = spec.schedule.factor(k, n)
-            for m in moving:
-                m.step(k + 1, factor, alive)
-        if stored is not None and stored.is_due():
-            stored.save(*descent.state())
-        if k % report_every == 0:
-            progress(k, n)
-    final = problem.energy(tensors, 1.0).detach()
-    if not math.isfinite(float(final)):  # only at the end may the loop wait for the device
-        alive.fill_(False)
-        with torch.no_grad():
-            for m in moving:
-                m.tensor.copy_(m.safe)
-        final = problem.energy(tensors, 1.0).detach()
-    trace.append(final)
-    chosen, chosen_energy = tuple(t.detach() for t in tensors), final
-    if lowest is not None:
-        lowest.offer(final, tensors)
-        chosen, chosen_energy = tuple(lowest.best), lowest.energy
-    progress(n, n)
-    return Solution(chosen, float(chosen_energy), torch.stack(trace).cpu(), finite=bool(alive))
-
-
-@torch.enable_grad()
-def _displaced_gradients(
-    problem: Problem,
-    moving: Sequence[_MovingUnknown],
-    due: Sequence[_MovingUnknown],
-    share: float,
-    offsets: Sequence[Tensor],
-) -> Sequence[Tensor]:
-    """Return the gradients of the unknowns that are due, displaced by `offsets`."""
-    moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
-    energy = problem.energy(tuple(moved.get(id(m), m.tensor) for m in moving), share)
-    return torch.autograd.grad(energy, list(moved.values()))
-
 
 class _Descent:
     """Everything that the next iteration of the hot loop depends on, as tensors that are changed in place."""
 
-    def __init__(self, moving: Sequence[_MovingUnknown], alive: Tensor, lowest: LowestIterate | None) -> None:
-        self.moving, self.alive, self.lowest = moving, alive, lowest
+    def __init__(self, problem: Problem, spec: AdamOptions) -> None:
+        self.problem, self.moving = problem, [_MovingUnknown(unknown, spec) for unknown in problem.unknowns]
+        self.tensors = tuple(m.tensor for m in self.moving)
+        self.alive = torch.ones((), dtype=torch.bool, device=self.tensors[0].device)
         self.trace: list[Tensor] = []
+        skipped = spec.keep.skipped(spec.iterations)
+        self.skipped_left = skipped or 0
+        self.best = [] if skipped is None else [t.detach().clone() for t in self.tensors]
+        """The iterate of lowest energy; empty if the last one is returned."""
+        self.lowest = torch.full((), math.inf, device=self.alive.device, dtype=self.tensors[0].dtype)
+
+    def compare(self, energy: Tensor) -> None:
+        """Keep the present iterate if it has the lowest energy; the first few are not compared."""
+        if not self.best:
+            return
+        if self.skipped_left > 0:
+            self.skipped_left -= 1
+            return
+        lower = (energy < self.lowest) & torch.isfinite(energy)
+        self.lowest = torch.where(lower, energy.detach(), self.lowest)
+        for best, tensor in zip(self.best, self.tensors, strict=True):
+            torch.where(lower, tensor.detach(), best, out=best)
+
+    @torch.enable_grad()
+    def displaced_gradients(
+        self, due: Sequence[_MovingUnknown], share: float, offsets: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return the gradients of the unknowns that are due, displaced by `offsets`."""
+        moved = {id(m): (m.tensor + o).detach().requires_grad_() for m, o in zip(due, offsets, strict=True)}
+        energy = self.problem.energy(tuple(moved.get(id(m), m.tensor) for m in self.moving), share)
+        return torch.autograd.grad(energy, list(moved.values()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the tensors and the numbers to store after an iteration."""
         tensors = {**self._tensors(), "trace": torch.stack(self.trace)}
-        if self.lowest is None:
-            return tensors, {}
-        return {**tensors, "lowest": self.lowest.energy}, {"skipped": self.lowest.skipped_left}
+        return ({**tensors, "lowest": self.lowest}, {"skipped": self.skipped_left}) if self.best else (tensors, {})
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
@@ -169,14 +168,14 @@ class _Descent:
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self.trace.extend(tensors["trace"].to(self.alive.device).unbind())
-        if self.lowest is not None:
-            self.lowest.energy = tensors["lowest"].to(self.lowest.energy)
-            self.lowest.skipped_left = facts["skipped"]
+        if self.best:
+            self.lowest = tensors["lowest"].to(self.lowest)
+            self.skipped_left = facts["skipped"]
 
     def _tensors(self) -> dict[str, Tensor]:
         fields = ("tensor", "safe", "gradient", "mean", "square")
         named = {f"{i} {field}": getattr(m, field) for i, m in enumerate(self.moving) for field in fields}
-        best = {} if self.lowest is None else {f"{i} best": best for i, best in enumerate(self.lowest.best)}
+        best = {f"{i} best": best for i, best in enumerate(self.best)}
         return {**named, **best, "alive": self.alive}
 
 
@@ -271,7 +270,7 @@ class LBFGS:
     history: int = 100
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
 
     @property
     def evaluations(self) -> float:
@@ -298,7 +297,7 @@ class Momentum:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        check_iterations(self.iterations)
+        check_at_least("attack.iterations", self.iterations, 1)
         if not 0 <= self.momentum < 1:
             raise UsageError(f"solver.momentum must be at least 0 and below 1, got {self.momentum:g}.")
 
@@ -317,42 +316,35 @@ def _descend_by(
     progress: Progress,
 ) -> Solution:
     """Call `step` of one of torch's optimisers for every iteration, and project onto the boxes after each."""
+
+    def evaluate(share: float) -> float:
+        energy = problem.energy(tensors, share)
+        for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
+            tensor.grad = gradient.contiguous()  # the optimiser flattens it
+        return float(energy.detach())
+
+    def final_energy(at: Sequence[Tensor]) -> float:
+        return float(problem.energy([t.detach().requires_grad_() for t in at], 1.0).detach())
+
     trace = torch.full((iterations + 1,), math.nan)
-    safe = [t.detach().clone() for t in tensors]
-    finite = True
+    safe, finite = tuple(t.detach().clone() for t in tensors), True
     for k in range(iterations):
-        before_step = [t.detach().clone() for t in tensors]
-        evaluate = partial(_closure, problem, tensors, k / iterations)
+        before_step = tuple(t.detach().clone() for t in tensors)
         # `step` returns the energy before the step.
-        energy = float(optimiser.step(evaluate))
+        energy = float(optimiser.step(partial(evaluate, k / iterations)))
         trace[k] = energy
         safe = before_step if math.isfinite(energy) else safe
         finite = math.isfinite(energy) and all(bool(torch.isfinite(t).all()) for t in tensors)
         if not finite:
             break
-        _project(problem, tensors)
+        with torch.no_grad():
+            for unknown, tensor in zip(problem.unknowns, tensors, strict=True):
+                if unknown.low is not None or unknown.high is not None:
+                    tensor.copy_(torch.clamp(tensor, unknown.low, unknown.high))
         progress(k, iterations)
-    last = _energy(problem, tensors) if finite else math.nan
+    chosen, last = tensors, final_energy(tensors) if finite else math.nan
     if not math.isfinite(last):
-        finite, tensors, last = False, tuple(safe), _energy(problem, safe)
+        finite, chosen, last = False, safe, final_energy(safe)
     trace[iterations] = last
     progress(iterations, iterations)
-    return Solution(tuple(t.detach() for t in tensors), last, trace, finite=finite)
-
-
-def _closure(problem: Problem, tensors: tuple[Tensor, ...], share: float) -> float:
-    energy = problem.energy(tensors, share)
-    for tensor, gradient in zip(tensors, torch.autograd.grad(energy, tensors), strict=True):
-        tensor.grad = gradient.contiguous()  # the optimiser flattens it
-    return float(energy.detach())
-
-
-def _energy(problem: Problem, tensors: Sequence[Tensor]) -> float:
-    return float(problem.energy([t.detach().requires_grad_() for t in tensors], 1.0).detach())
-
-
-@torch.no_grad()
-def _project(problem: Problem, tensors: tuple[Tensor, ...]) -> None:
-    for unknown, tensor in zip(problem.unknowns, tensors, strict=True):
-        if unknown.low is not None or unknown.high is not None:
-            tensor.copy_(torch.clamp(tensor, unknown.low, unknown.high))
+    return Solution(tuple(t.detach() for t in chosen), last, trace, finite=finite)

@@ -13,30 +13,17 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
 from fedglass.core.resumable import resume, write_state, writing_into
-
-
-def check_iterations(iterations: int) -> None:
-    """Refuse a run without a single iteration."""
-    if iterations < 1:
-        raise UsageError(f"attack.iterations must be at least 1, got {iterations}.")
-
-
-class RateSchedule(Protocol):
-    """The factor on the rate at iteration k of n."""
-
-    def factor(self, k: int, n: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +31,7 @@ class Constant:
     """The constant factor 1."""
 
     def factor(self, k: int, n: int) -> float:
+        """Return the factor on the rate at iteration k of n."""
         return 1.0
 
 
@@ -92,21 +80,25 @@ class CosineDecay:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
+RateSchedule = Constant | StepDecay | ExponentialDecay | CosineDecay
+"""The factor on the rate at each iteration."""
+
+
 @dataclass(frozen=True)
 class Last:
     """The last (finite) iterate."""
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> None:
-        """Return the state of a run that offers this many iterates and the final one: none."""
+    def skipped(self, iterations: int) -> None:
+        """Return None: no energies are compared."""
 
 
 @dataclass(frozen=True)
 class Lowest:
     """The iterate of lowest energy; compared on the device, without waiting for it."""
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> LowestIterate:
-        """Return the state of a run that offers this many iterates and the final one."""
-        return LowestIterate(tensors)
+    def skipped(self, iterations: int) -> int:
+        """Return how many of a run's first iterates are not compared: none."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -123,32 +115,13 @@ class LowestFrom:
         if not 0 <= self.share <= 1:
             raise UsageError(f"keep.share must be between 0 and 1, got {self.share:g}.")
 
-    def start(self, tensors: Sequence[Tensor], iterations: int) -> LowestIterate:
+    def skipped(self, iterations: int) -> int:
         # The k-th of n iterates has the progress k / n, computed as the solver does: no rounding moves the border.
-        skip = sum(k / iterations < self.share for k in range(iterations))
-        return LowestIterate(tensors, skip)
+        return sum(k / iterations < self.share for k in range(iterations))
 
 
 Keep = Last | Lowest | LowestFrom
 """The rule that chooses the iterate that a solver returns."""
-
-
-class LowestIterate:
-    """The offered iterate of lowest energy; the first few are not compared."""
-
-    def __init__(self, tensors: Sequence[Tensor], skip: int = 0) -> None:
-        self.skipped_left = skip
-        self.best = [t.detach().clone() for t in tensors]
-        self.energy = torch.full((), math.inf, device=tensors[0].device, dtype=tensors[0].dtype)
-
-    def offer(self, energy: Tensor, tensors: Sequence[Tensor]) -> None:
-        if self.skipped_left > 0:
-            self.skipped_left -= 1
-            return
-        lower = (energy < self.energy) & torch.isfinite(energy)
-        self.energy = torch.where(lower, energy.detach(), self.energy)
-        for best, tensor in zip(self.best, tensors, strict=True):
-            torch.where(lower, tensor.detach(), best, out=best)
 
 
 SAVED_EVERY = 600.0
@@ -157,11 +130,12 @@ SECONDS = "seconds"
 
 
 class SearchStates:
-    """The folder of the states of one run's searches, in their order."""
+    """The states on disk of one run's searches, which come one after another, each in a folder of its own."""
 
     def __init__(self, folder: Path, identity: str, every: float = SAVED_EVERY) -> None:
         self.folder, self.identity, self.every = folder, identity, every
-        self.started, self.begun = 0, time.monotonic()
+        self.searches, self.begun = 0, time.monotonic()
+        self.saved = self.begun
         self.seconds_before = 0.0
         """The time that the run took before it was stopped."""
 
@@ -169,46 +143,38 @@ class SearchStates:
         """Return the time that the run has taken, with that before it was stopped."""
         return self.seconds_before + time.monotonic() - self.begun
 
-    def next_search(self) -> SearchState:
-        """Return the state of the search that begins now."""
-        self.started += 1
-        return SearchState(self, self.folder / f"search-{self.started}")
-
-
-class SearchState:
-    """The state of one search on disk."""
-
-    def __init__(self, states: SearchStates, folder: Path) -> None:
-        self.states, self.folder, self.saved = states, folder, time.monotonic()
+    @property
+    def search_folder(self) -> Path:
+        """The folder of the search that runs now."""
+        return self.folder / f"search-{self.searches}"
 
     def is_due(self) -> bool:
         """Return whether to save now."""
-        return time.monotonic() - self.saved >= self.states.every
+        return time.monotonic() - self.saved >= self.every
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write everything that the next iteration depends on."""
-        with writing_into(self.folder):
-            seconds = {SECONDS: self.states.seconds()}
-            write_state(self.folder, tensors, self.states.identity, {**facts, **seconds})
+        """Write everything that the search's next iteration depends on."""
+        with writing_into(self.search_folder):
+            write_state(self.search_folder, tensors, self.identity, {**facts, SECONDS: self.seconds()})
         self.saved = time.monotonic()
 
-    def resume(self, restore: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
-        """Give the stored tensors and facts to `restore`; do nothing where none are stored."""
+    def begin_search(self, restore: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
+        """Begin the next search: give its stored tensors and facts, where there are some, to `restore`."""
+        self.searches, self.saved = self.searches + 1, time.monotonic()
 
         def restored(tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
             restore(tensors, facts)
-            self.states.seconds_before = max(self.states.seconds_before, float(facts[SECONDS]))
+            self.seconds_before = max(self.seconds_before, float(facts[SECONDS]))
 
-        resume(self.folder, self.states.identity, restored)
+        resume(self.search_folder, self.identity, restored)
 
 
 _CURRENT = ContextVar[SearchStates | None]("states of the searches of this run", default=None)
 
 
-def next_search() -> SearchState | None:
-    """Return the state of the search that begins now; None if this run stores none."""
-    states = _CURRENT.get()
-    return None if states is None else states.next_search()
+def current_states() -> SearchStates | None:
+    """Return the states of this run's searches; None if it stores none."""
+    return _CURRENT.get()
 
 
 @contextmanager

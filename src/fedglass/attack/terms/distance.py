@@ -290,7 +290,10 @@ class GaussianKernel(Term):
 
     def bind(self, binding: Binding) -> BoundTerm:
         target = binding.target
-        scales = self._bandwidths(target)
+        overall = torch.cat([y.reshape(-1) for y in target]).var(unbiased=False)
+        spreads = [y.var(unbiased=False) for y in target]
+        # A layer of equal entries has no width of its own.
+        scales = [self.width * torch.where(v > 0, v, overall) for v in spreads]
         weights = [1 / (1 + depth) for depth in layer_depths(binding.names)]
 
         def value(at: Evaluation) -> Tensor:
@@ -298,9 +301,3 @@ class GaussianKernel(Term):
             return torch.stack([q * -torch.expm1(-(g - y).square().mean() / s) for g, y, s, q in rows]).sum()
 
         return value
-
-    def _bandwidths(self, target: Sequence[Tensor]) -> list[Tensor]:
-        overall = torch.cat([y.reshape(-1) for y in target]).var(unbiased=False)
-        spreads = [y.var(unbiased=False) for y in target]
-        # A layer of equal entries has no width of its own.
-        return [self.width * torch.where(v > 0, v, overall) for v in spreads]

@@ -282,10 +282,8 @@ def _weighted_l1(target: Sequence[Tensor], weight: Callable[[Tensor], Tensor]) -
     weights = [weight(y.reshape(-1)) / len(target) for y in target]
 
     def value(at: Evaluation) -> Tensor:
-        total: Tensor | float = 0.0
-        for g, y, w in zip(at.predicted, target, weights, strict=True):
-            total = total + torch.dot((g - y).abs().reshape(-1), w)
-        return torch.as_tensor(total)
+        rows = zip(at.predicted, target, weights, strict=True)
+        return torch.as_tensor(sum(torch.dot((g - y).abs().reshape(-1), w) for g, y, w in rows))
 
     return value
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,14 +45,7 @@ class Sum(Term):
 
     def bind(self, binding: Binding) -> BoundTerm:
         first, *later = (term.bind(binding) for term in self.terms)
-
-        def value(at: Evaluation) -> Tensor:
-            total = first(at)
-            for term in later:
-                total = total + term(at)
-            return total
-
-        return value
+        return lambda at: sum((term(at) for term in later), first(at))
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
@@ -144,34 +136,25 @@ class WithStatistics(Term):
     weight: float = 1.0
 
     def bind(self, binding: Binding) -> BoundTerm:
-        kinds = [name.rpartition(".")[2] for name in binding.names]
-        statistics = [i for i, kind in enumerate(kinds) if kind in (MEAN, VARIANCE)]
-        if not statistics:
-            return self.objective.bind(binding)
-        weights = [i for i in range(len(kinds)) if i not in statistics]
         names, target = binding.names, binding.target
-        spread = {names[i].rpartition(".")[0]: target[i] for i in statistics if kinds[i] == VARIANCE}
-        first, last = weights[0], weights[-1] + 1
-        assert weights == list(range(first, last)), "statistics come after the weights"
-        inner = self.objective.bind(replace(binding, target=target[first:last], names=names[first:last]))
-        layers = [names[i].rpartition(".")[0] for i in statistics]
-        ones = {layer: torch.ones_like(target[i]) for layer, i in zip(layers, statistics, strict=True)}
-        scales = [spread.get(layer, ones[layer]).clamp(min=0) + FLOOR for layer in layers]
-        rows = [(i, kinds[i] == MEAN, target[i], scale) for i, scale in zip(statistics, scales, strict=True)]
+        # Statistics come after the weights.
+        count = sum(name.rpartition(".")[2] not in (MEAN, VARIANCE) for name in names)
+        if count == len(names):
+            return self.objective.bind(binding)
+        inner = self.objective.bind(replace(binding, target=target[:count], names=names[:count]))
+        observed = dict(zip(names[count:], target[count:], strict=True))
+        variance_of = {name: name.removesuffix(MEAN) + VARIANCE if name.endswith(MEAN) else name for name in observed}
+        scales = [observed.get(variance_of[n], torch.ones_like(t)).clamp(min=0) + FLOOR for n, t in observed.items()]
         weight = self.weight
 
         def value(at: Evaluation) -> Tensor:
-            fit = inner(replace(at, predicted=at.predicted[first:last]))
-            return fit + weight * _distance(at.predicted, rows)
+            rows = zip(observed.items(), at.predicted[count:], scales, strict=True)
+            parts = [
+                (predicted - mean).square().div(scale).mean()
+                if name.endswith(MEAN)
+                else (torch.log(predicted + FLOOR) - torch.log(scale)).square().mean()
+                for (name, mean), predicted, scale in rows
+            ]
+            return inner(replace(at, predicted=at.predicted[:count])) + weight * torch.stack(parts).mean()
 
         return value
-
-
-def _distance(predicted: Sequence[Tensor], rows: Sequence[tuple[int, bool, Tensor, Tensor]]) -> Tensor:
-    parts = [
-        (predicted[i] - observed).square().div(scale).mean()
-        if is_mean
-        else (torch.log(predicted[i] + FLOOR) - torch.log(scale)).square().mean()
-        for i, is_mean, observed, scale in rows
-    ]
-    return torch.stack(parts).mean()

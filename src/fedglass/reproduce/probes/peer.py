@@ -15,7 +15,6 @@ from torch.nn.functional import interpolate
 
 from fedglass.attack.attack import Attack
 from fedglass.attack.best_of import AnyAttack
-from fedglass.attack.images.pixels import bicubic_matrix
 from fedglass.attack.parts import Progress
 from fedglass.attack.stages import progress_part
 from fedglass.audit.assessment import IMAGINED, scored_guesses
@@ -25,6 +24,7 @@ from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Reconstruction
+from fedglass.diffusion.ddrm import bicubic_matrix
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation, observe
 from fedglass.federation.peer import PeerView
