@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.networks import MaskedDiffusionTransformer
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, check_images
 
 if TYPE_CHECKING:
     from fedglass.diffusion.autoencoders import LatentSpace
@@ -196,45 +197,19 @@ def spaced(schedule: Schedule, count: int) -> list[int]:
     return [schedule.steps - 1 - math.floor(i * schedule.steps / count) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """x' = sqrt(abar') x_0 + sqrt(1 - abar' - s^2) eps + s n with s^2 = eta^2 (1 - abar')/(1 - abar) (1 - abar/abar').
+@torch.no_grad()
+def sample(denoiser: Denoiser, start: Tensor, steps: int, labels: Tensor | None = None) -> Tensor:
+    """Return the images in [-1, 1] that noise leads to, without further randomness.  # (n, c, h, w) both
 
-    [Song et al., 2021, Eq. 12 and 16]: eta 0 is deterministic, eta 1 is the chain of [Ho et al., 2020].
+    Each step takes x to x' = sqrt(abar') x_0 + sqrt(1 - abar') eps [Song et al., 2021, Eq. 12 with sigma = 0].
     """
-
-    steps: int = 50
-    eta: float = 0.0
-
-    @torch.no_grad()
-    def sample(
-        self, denoiser: Denoiser, shape: tuple[int, ...], generator: torch.Generator, labels: Tensor | None = None
-    ) -> Tensor:
-        """Images in [-1, 1] of that shape, from noise.  # (n, c, h, w)"""
-        return self.end_of(denoiser, torch.randn(shape, generator=generator), generator, labels)
-
-    @torch.no_grad()
-    def end_of(
-        self, denoiser: Denoiser, start: Tensor, generator: torch.Generator, labels: Tensor | None = None
-    ) -> Tensor:
-        """Return the image that a start leads to; with eta 0 nothing is drawn.  # (n, c, h, w) both"""
-        x = start
-        way = spaced(denoiser.schedule, self.steps)
-        for step, after in zip(way, [*way[1:], None], strict=True):
-            clean = denoiser.clean(x, step, labels)
-            if after is None:
-                return clean
-            x = self._moved(denoiser.schedule, x, clean, step, after, generator)
-        raise AssertionError("a way has an end")
-
-    def _moved(
-        self, schedule: Schedule, x: Tensor, clean: Tensor, step: int, after: int, generator: torch.Generator
-    ) -> Tensor:
-        abar, next_abar = float(schedule.abar[step]), float(schedule.abar[after])
-        noise = noise_in(x, clean, torch.tensor(abar, dtype=x.dtype))
-        fresh = self.eta * math.sqrt((1 - next_abar) / (1 - abar) * (1 - abar / next_abar))
-        moved = math.sqrt(next_abar) * clean + math.sqrt(max(0.0, 1 - next_abar - fresh**2)) * noise
-        return moved + fresh * torch.randn(x.shape, generator=generator) if fresh else moved
+    x, abar = start, denoiser.schedule.abar.tolist()
+    way = spaced(denoiser.schedule, steps)
+    for step, after in pairwise(way):
+        clean = denoiser.clean(x, step, labels)
+        noise = noise_in(x, clean, torch.tensor(abar[step], dtype=x.dtype))
+        x = math.sqrt(abar[after]) * clean + math.sqrt(1 - abar[after]) * noise
+    return denoiser.clean(x, way[-1], labels)
 
 
 # Classifier-free guidance: answers for a class, exaggerated by their difference from those for none.
@@ -305,12 +280,7 @@ class ClassModel:
 
     def check(self, shape: tuple[int, int, int], classes: int) -> None:
         """Refuse images of another shape than the model makes, and more classes than it knows."""
-        if self.shape != shape:
-            model_size, image_size = (" x ".join(map(str, size)) for size in (self.shape, shape))
-            raise UsageError(
-                f"The diffusion model {self.title} makes images of {model_size} (channels, height, width), these are "
-                f"{image_size}: {TRAIN}."
-            )
+        check_images(self.shape, shape, f"The diffusion model {self.title} makes", TRAIN)
         if classes > self.network.classes:
             raise UsageError(
                 f"The diffusion model {self.title} knows the classes 0 to {self.network.classes - 1}, labels go up to "

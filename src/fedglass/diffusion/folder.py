@@ -26,7 +26,9 @@ from fedglass.core.files import follow_links, make_folder, open_file, parse_json
 from fedglass.core.registry import built_in
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
+from fedglass.diffusion.networks import check_images
 from fedglass.models.init import load_weights
+from fedglass.models.network import Shape
 
 # diffusers, an optional package, as reader of the U-Nets that others have published in its format.
 
@@ -90,8 +92,6 @@ AUTOENCODER = "autoencoder"
 FOREIGN = "UNet2DModel"
 MOST_TEXT = 1_000_000
 """Bytes of a JSON file; those of diffusers have a few hundred."""
-Shape = tuple[int, int, int]
-"""Channels, height and width of the images."""
 TRAIN = {
     "diffusion model": "train one with `fedglass train diffusion DATA -o DIR`",
     "autoencoder": "train one with `fedglass train autoencoder DATA -o DIR`",
@@ -194,12 +194,8 @@ def check_unchanged(what: str, digest: str, expected: str) -> None:
 
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
     """Refuse a model of other images than these."""
-    if denoiser.shape is not None and denoiser.shape != shape:
-        model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
-        raise UsageError(
-            f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are "
-            f"{image_size}: {TRAIN['diffusion model']}."
-        )
+    if denoiser.shape is not None:
+        check_images(denoiser.shape, shape, f"The diffusion model {where} makes", TRAIN["diffusion model"])
 
 
 def network_folder(folder: Path, noun: str = "diffusion model") -> Path:

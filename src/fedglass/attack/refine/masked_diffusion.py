@@ -27,7 +27,7 @@ from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT
 from fedglass.core.types import Film, Knowledge
-from fedglass.diffusion.denoiser import ClassModel, Denoiser, Sampler
+from fedglass.diffusion.denoiser import ClassModel, Denoiser, sample
 from fedglass.diffusion.stored import Model, stored
 
 FRAMES = 12
@@ -97,7 +97,7 @@ def sample_fit(denoiser: Denoiser, decode: Callable[[Tensor], Tensor], steps: in
     slope = 1 / math.sqrt(float(denoiser.schedule.abar[-1]))
 
     def fit_batch(starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends = Sampler(steps, eta=0.0).end_of(denoiser, starts, torch.Generator(), labels)
+        ends = sample(denoiser, starts, steps, labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
             pictures = (decode(ends) + 1) / 2
