@@ -192,7 +192,8 @@ def under_model_names(
     """
     try:
         sent = [(name, tuple(tensor.shape)) for name, tensor in arrays.items()]
-        matched = names_of(sent, model, "The message", untrained).applied(arrays)
+        names = names_of(sent, model, "The message", untrained)
+        matched = {names[name]: tensor for name, tensor in arrays.items()}
     except UpdateError:
         return None
     parameters = {name for name, _ in model.named_parameters()}
