@@ -7,8 +7,7 @@ gradients of the examples one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
@@ -29,6 +28,7 @@ from fedglass.defend.per_example import (
     noise_source,
 )
 from fedglass.fl.local import Step
+from fedglass.models.network import layer_calls
 
 
 @register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=ABADI)
@@ -189,7 +189,7 @@ def _passes(step: Step) -> dict[str, LayerPass]:
     module = step.network._module
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
     _refuse(module, layers, step.network.names)
-    with torch.enable_grad(), _hooked(layers) as calls:
+    with torch.enable_grad(), layer_calls(layers) as calls:
         logits = step.network(step.weights, step.inputs)
         loss = step.sum_of_losses(logits)
     if sorted(name for name, _, _ in calls) != sorted(layers):
@@ -199,23 +199,6 @@ def _passes(step: Step) -> dict[str, LayerPass]:
         name: (layers[name], inputs.detach(), gradient)
         for (name, inputs, _), gradient in zip(calls, gradients, strict=True)
     }
-
-
-@contextmanager
-def _hooked(layers: dict[str, nn.Linear | nn.Conv2d]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Collect name, input and output of each call of a layer, in the order of the calls."""
-    calls: list[tuple[str, Tensor, Tensor]] = []
-    names = {layer: name for name, layer in layers.items()}
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        calls.append((names[layer], inputs[0], outputs))  # type: ignore[index]  # only these layers have the hook
-
-    hooks = [layer.register_forward_hook(note) for layer in layers.values()]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _refuse(module: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], names: Sequence[str]) -> None:

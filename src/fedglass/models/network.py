@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedglass.core.errors import ModelError
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params
+from fedglass.core.text import values_by_key
 from fedglass.core.types import BatchNorm
 
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
@@ -42,6 +44,31 @@ class FunctionListener(TorchFunctionMode):
         result = func(*args, **options)
         self._on_call(func, args, options, result)
         return result
+
+
+LayerCall = tuple[str, Tensor, Tensor]
+"""The name of a layer, its input and its output."""
+
+
+@contextmanager
+def layer_calls(layers: Mapping[str, nn.Module], copies: bool = False) -> Iterator[list[LayerCall]]:
+    """Collect the calls of these layers, by name, in their order.
+
+    With `copies` the outputs are passed on as copies, which the network may overwrite.
+    """
+    calls: list[LayerCall] = []
+
+    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            calls.append((name, inputs[0], output))
+            return output.clone() if copies else None
+
+        return note
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(noting(name)))
+        yield calls
 
 
 class Network:
@@ -113,40 +140,24 @@ class Network:
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
-        last_call: list[tuple[nn.Module, Tensor]] = []
-
-        def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            last_call[:] = [(layer, arguments[0])]
-
-        hooks = [layer.register_forward_pre_hook(note) for _, layer in self._dense()]
-        try:
+        dense = self._dense()
+        with layer_calls(dense) as calls:
             logits = self(weights, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not last_call:
+        if not calls:
             raise _no_head()
-        self._head = cast(nn.Linear, last_call[0][0])
-        return logits, last_call[0][1]
+        name, features, _ = calls[-1]
+        self._head = dense[name]
+        return logits, features
 
     def statistics(self, weights: Sequence[Tensor], inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and unbiased variance of the inputs of each BatchNorm layer that runs once, by the layer's name.
 
         Running statistics move towards them in a training step.  # (channels,) each
         """
-        inputs_by_layer: dict[str, list[Tensor]] = {}
-
-        def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-            return lambda layer, arguments: inputs_by_layer.setdefault(name, []).append(arguments[0])
-
-        layers = [(name, m) for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)]
-        hooks = [layer.register_forward_pre_hook(noting(name)) for name, layer in layers]
-        try:
+        with layer_calls({name: m for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)}) as calls:
             self(weights, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return {name: _moments(calls[0]) for name, calls in inputs_by_layer.items() if len(calls) == 1}
+        inputs_by_layer = values_by_key((name, entered) for name, entered, _ in calls)
+        return {name: _moments(entered[0]) for name, entered in inputs_by_layer.items() if len(entered) == 1}
 
     @property
     def head(self) -> tuple[str, str | None]:
@@ -154,11 +165,11 @@ class Network:
 
         It is the last one registered, or the last one executed as soon as `features` has run a pass.
         """
-        layers = list(self._dense())
+        layers = self._dense()
         if not layers:
             raise _no_head()
-        chosen = self._head if self._head is not None else layers[-1][1]
-        name = next(name for name, layer in layers if layer is chosen)
+        chosen = self._head if self._head is not None else [*layers.values()][-1]
+        name = next(name for name, layer in layers.items() if layer is chosen)
         if chosen._parameters.get("weight") is None:
             raise ModelError(
                 "The network's last dense layer is not trained, so no message holds its update, which this method "
@@ -168,8 +179,8 @@ class Network:
             None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
         )
 
-    def _dense(self) -> Iterator[tuple[str, nn.Linear]]:
-        return ((name, m) for name, m in self._module.named_modules() if isinstance(m, nn.Linear))
+    def _dense(self) -> dict[str, nn.Linear]:
+        return {name: m for name, m in self._module.named_modules() if isinstance(m, nn.Linear)}
 
     def _canonical(self, module: str, parameter: str) -> str:
         """Return the name of a parameter in `named_parameters`, also if it is tied to an earlier one."""
