@@ -115,7 +115,6 @@ class Untrained:
     """The same network with weights drawn at random: what the architecture alone does to a picture."""
 
     like: Stored
-    seed: int = 0
 
     def load(self) -> Denoiser:
         return _untrained(self)
@@ -157,5 +156,5 @@ def _untrained(spec: Untrained) -> Denoiser:
     denoiser = load_folder(_folder(spec.like.name))  # one of its own, the other is shared
     assert isinstance(denoiser.network, nn.Module), "what a folder holds is a module"
     with torch.no_grad():
-        PyTorchDefault().apply(denoiser.network, stream(spec.seed, "untrained"))
+        PyTorchDefault().apply(denoiser.network, stream(0, "untrained"))
     return denoiser
