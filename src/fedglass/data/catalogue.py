@@ -21,7 +21,6 @@ from fedglass.core.registry import (
     Entry,
     built_in,
     call,
-    entries,
     find,
     located_at,
     reads_path,
@@ -36,16 +35,6 @@ from fedglass.data.dataset import FEMNIST, Dataset, measured
 from fedglass.data.files import opened
 
 KIND = "datasets"
-
-
-def names() -> dict[str, str]:
-    """Return the names that `load` takes, with one line about each: sets first, then formats, followed by `:PATH`.
-
-    >>> list(names())
-    ['glyphs', 'photos', 'cifar10', 'cifar100', 'npz', 'idx', 'leaf', 'folder']
-    """
-    usable = sorted((entry for entry in entries(KIND) if not entry.problem), key=reads_path)
-    return {entry.name: entry.summary for entry in usable}
 
 
 def load(source: str, *, split: str = "train", size: int | None = None, whitening: Whitening | None = None) -> Dataset:

@@ -67,15 +67,6 @@ def score(
     )
 
 
-def names() -> tuple[str, ...]:
-    """Return the metrics that `score` knows.
-
-    >>> names()
-    ('rmse', 'psnr', 'ssim', 'lpips')
-    """
-    return registry.names("metrics")
-
-
 def metric(name: str) -> Metric:
     """Return the metric of that name.
 
@@ -127,11 +118,6 @@ class Matching:
     """The reconstruction paired with each original; None where there were too few."""
 
     partner: tuple[int | None, ...]
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The originals without a reconstruction."""
-        return tuple(i for i, p in enumerate(self.partner) if p is None)
 
     def apply(self, reconstructed: Tensor) -> Tensor:
         """Return the reconstructions in the order of the originals, NaN where one is missing.  # -> (n, c, h, w)

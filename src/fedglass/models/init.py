@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedglass.core.errors import DataError, ModelError, UsageError
-from fedglass.core.registry import entries, listed_name, located_at, make, register, split_path
+from fedglass.core.registry import located_at, make, register, split_path
 from fedglass.core.tensors import COUNTER, open_tensors
 from fedglass.core.text import DLFA, DLG
 
@@ -218,11 +218,6 @@ def located(text: str, folder: Path) -> str:
     ('transfer:plans/w.safetensors', 'lecun')
     """
     return located_at(KIND, text, folder)
-
-
-def names() -> dict[str, str]:
-    """Return name and one-line description of every initialisation."""
-    return {listed_name(entry): entry.summary for entry in entries(KIND) if not entry.problem}
 
 
 @register("initialisations", "transfer", summary="the same, but for a first or last layer of another size")
