@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,25 +29,7 @@ if TYPE_CHECKING:
 MOST_STEPS = 10_000
 
 
-def _linear(steps: int, first: float, last: float) -> Tensor:
-    return torch.linspace(first, last, steps, dtype=torch.float64)
-
-
-def _scaled_linear(steps: int, first: float, last: float) -> Tensor:
-    """Linear in the root, as latent diffusion has it [Rombach et al., 2022]."""
-    return torch.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=torch.float64).square()
-
-
-def _cosine(steps: int, first: float, last: float) -> Tensor:
-    """From abar_t = cos^2 with betas of at most 0.999 [Nichol and Dhariwal, 2021, Eq. 17], whatever the ends."""
-    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
-    abar = torch.cos((t + 0.008) / 1.008 * math.pi / 2).square()
-    return (1 - abar[1:] / abar[:-1]).clamp(max=0.999)
-
-
-SHAPES: Mapping[str, Callable[[int, float, float], Tensor]] = MappingProxyType(
-    {"linear": _linear, "scaled_linear": _scaled_linear, "squaredcos_cap_v2": _cosine}
-)
+SHAPES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 """How the betas run from the first to the last, under the names that a scheduler_config.json has for it."""
 
 
@@ -102,8 +83,20 @@ class Schedule:
 
 @functools.lru_cache(maxsize=8)
 def _abar(schedule: Schedule) -> Tensor:
-    betas = SHAPES[schedule.shape](schedule.steps, schedule.first, schedule.last)
-    return torch.cumprod(1 - betas, 0)
+    return torch.cumprod(1 - betas(schedule), 0)
+
+
+def betas(schedule: Schedule) -> Tensor:
+    """Return the betas of a schedule.  # (steps,), float64"""
+    steps, first, last = schedule.steps, schedule.first, schedule.last
+    if schedule.shape == "linear":
+        return torch.linspace(first, last, steps, dtype=torch.float64)
+    if schedule.shape == "scaled_linear":  # linear in the root, as latent diffusion has it [Rombach et al., 2022]
+        return torch.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=torch.float64).square()
+    # From abar_t = cos^2, whatever the ends [Nichol and Dhariwal, 2021, Eq. 17].
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    abar = torch.cos((t + 0.008) / 1.008 * math.pi / 2).square()
+    return (1 - abar[1:] / abar[:-1]).clamp(max=0.999)
 
 
 class Prediction(enum.Enum):

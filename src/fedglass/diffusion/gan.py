@@ -216,10 +216,9 @@ class StoredGan:
         return network
 
     def _load(self, shape: Shape) -> Adversarial:
-        network, digest = network_and_digest(self.name, "gans", "GAN")
+        trained, digest = network_and_digest(self.name, "gans", "GAN")
         check_unchanged(f"GAN {self.name!r}", digest, self.digest)
-        if not self.trained:
-            network = _untrained(self.name)
+        network = trained if self.trained else _untrained(self.name)
         assert isinstance(network, Adversarial), "all GANs are"
         check_images(network.shape, shape, f"The GAN {self.name!r} makes", TRAIN["GAN"])
         return network
