@@ -6,15 +6,14 @@ import enum
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.networks import MaskedDiffusionTransformer, check_images
 
 if TYPE_CHECKING:
     from fedglass.diffusion.autoencoders import LatentSpace
@@ -175,6 +174,10 @@ class Denoiser:
         clean = self.prediction.clean(answer, noisy, self.schedule.abar_of(steps, noisy))
         return clean.clamp(-1, 1) if self.clamp else clean
 
+    def decode(self, denoised: Tensor) -> Tensor:
+        """Return denoised images or latents as images in [-1, 1].  # (n, *shape) -> (n, c, h, w)"""
+        return denoised if self.decoder is None else self.decoder.decode(denoised)
+
 
 # Images out of noise.
 
@@ -225,57 +228,3 @@ def with_guidance(network: Network, none: int, scale: float) -> Network:
         return of_none + scale * (of_class - of_none)
 
     return guided
-
-
-# A diffusion model that is told the class of what it is to make.
-
-
-TRAIN = "train one with `fedglass train diffusion DATA -o DIR --kind transformer`"
-
-
-@dataclass(frozen=True, eq=False)
-class ClassModel:
-    """A denoiser whose network is told the class; `title` names it in refusals."""
-
-    denoiser: Denoiser
-    title: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.denoiser.network, MaskedDiffusionTransformer):
-            raise UsageError(f"The diffusion model {self.title} takes no class: {TRAIN}.")
-
-    @property
-    def network(self) -> MaskedDiffusionTransformer:
-        assert isinstance(self.denoiser.network, MaskedDiffusionTransformer), "checked when it was made"
-        return self.denoiser.network
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
-        decoder = self.denoiser.decoder
-        return self.network.shape if decoder is None else decoder.shape
-
-    def guided(self, scale: float) -> Denoiser:
-        """The denoiser with classifier-free guidance."""
-        return replace(self.denoiser, network=with_guidance(self.network, self.network.classes, scale))
-
-    def decode(self, denoised: Tensor) -> Tensor:
-        """Return denoised pictures or latents as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""
-        decoder = self.denoiser.decoder
-        return denoised if decoder is None else decoder.decode(denoised)
-
-    def to(self, device: torch.device) -> ClassModel:
-        """Itself on that device."""
-        for part in (self.network, self.denoiser.decoder):
-            if isinstance(part, nn.Module):
-                part.to(device)
-        return self
-
-    def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Refuse images of another shape than the model makes, and more classes than it knows."""
-        check_images(self.shape, shape, f"The diffusion model {self.title} makes", TRAIN)
-        if classes > self.network.classes:
-            raise UsageError(
-                f"The diffusion model {self.title} knows the classes 0 to {self.network.classes - 1}, labels go up to "
-                f"{classes - 1} here: {TRAIN}, on data with the same classes."
-            )
