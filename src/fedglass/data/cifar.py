@@ -61,7 +61,6 @@ def _read(
         classes=classes,
         whitening=whitening,
         class_names=class_names,
-        credit=f"cifar{classes}, A. Krizhevsky 2009, read from {path.name}.",
     )
 
 

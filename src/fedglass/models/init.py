@@ -10,9 +10,10 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -275,14 +276,11 @@ def _resized_layers(model: nn.Module, path: str) -> dict[str, nn.Module]:
 
 def _sizes(path: str, layers: Sequence[str]) -> Sizes:
     """Return the shapes of these layers' weights, as far as the file has them."""
-    try:
-        with open_tensors(Path(path)) as file:
-            present = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
-            return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in present}
-    except FileNotFoundError:
+    if not Path(path).exists():
         return {}
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, error) from error
+    with _weights_file(path) as file:
+        present = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
+        return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in present}
 
 
 # Weights from safetensors files, which hold arrays and cannot run code.
@@ -296,14 +294,11 @@ def load_weights(model: nn.Module, path: str) -> None:
     """
     if not Path(path).is_file():
         raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
-    try:
-        with open_tensors(Path(path)) as file:
-            name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
-            sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
-            _check(model, sizes, path)
-            tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, error) from error
+    with _weights_file(path) as file:
+        name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
+        sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
+        _check(model, sizes, path)
+        tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
     state = model.state_dict()
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -316,17 +311,22 @@ def load_weights(model: nn.Module, path: str) -> None:
             state[name].copy_(tensor)
 
 
-def unreadable(path: str, error: Exception) -> DataError:
-    """Return the error for a file that is not safetensors; files of PyTorch, as torchvision's, must be converted."""
-    if Path(path).suffix in (".pt", ".pth"):
-        return DataError(
-            f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
-            "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
-        )
-    return DataError(
-        f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
-        "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
-    )
+@contextmanager
+def _weights_file(path: str) -> Iterator[Any]:
+    """Open a safetensors file; files of PyTorch, such as torchvision's, must be converted."""
+    try:
+        with open_tensors(Path(path)) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        if Path(path).suffix in (".pt", ".pth"):
+            raise DataError(
+                f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
+                "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
+            ) from error
+        raise DataError(
+            f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
+            "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
+        ) from error
 
 
 def _check(model: nn.Module, sizes: Sizes, path: str) -> None:
