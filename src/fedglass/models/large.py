@@ -55,6 +55,12 @@ MOBILENET_PAPER = (
 )
 
 
+def register_sigmoid(name: str, model: Callable[..., nn.Module], paper: str, whose: str = "") -> None:
+    """Register a model a second time, with sigmoid as its activation."""
+    with_sigmoid = partial(model, activation=nn.Sigmoid)
+    register("models", f"{name}_sigmoid", summary=f"the same with sigmoid{whose}", paper=paper)(with_sigmoid)
+
+
 def dense_layer(entering: int, activation: type[nn.Module]) -> nn.Module:
     """Return the layer that adds channels: norm - activation - conv 1x1 - norm - activation - conv 3x3."""
     return layers(
@@ -115,9 +121,7 @@ def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.
     return densenet(shape=shape, classes=classes, blocks=(6, 12, 24, 16), activation=activation)
 
 
-register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    partial(densenet121, activation=nn.Sigmoid)
-)
+register_sigmoid("densenet121", densenet121, DENSENET_PAPER)
 
 
 def convolution_unit(
@@ -171,9 +175,7 @@ def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn
     return network("MobileNetV2", features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
 
 
-register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    partial(mobilenet_v2, activation=nn.Sigmoid)
-)
+register_sigmoid("mobilenet_v2", mobilenet_v2, MOBILENET_PAPER)
 
 
 class BasicBlock(nn.Module):
@@ -231,12 +233,7 @@ def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReL
     return resnet(shape, classes, (2, 2, 2, 2), activation)
 
 
-register(
-    "models",
-    "resnet18_sigmoid",
-    summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
-    paper=RESNET_PAPER,
-)(partial(resnet18, activation=nn.Sigmoid))
+register_sigmoid("resnet18", resnet18, RESNET_PAPER, ", as FedLeak uses it [Fan et al., 2025]")
 
 
 @register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
@@ -245,9 +242,7 @@ def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReL
     return resnet(shape, classes, (3, 4, 6, 3), activation)
 
 
-register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
-    partial(resnet34, activation=nn.Sigmoid)
-)
+register_sigmoid("resnet34", resnet34, RESNET_PAPER)
 
 
 @register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
@@ -271,9 +266,7 @@ def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU
     return network("ResNet8", **parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
 
 
-register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
-    partial(resnet8, activation=nn.Sigmoid)
-)
+register_sigmoid("resnet8", resnet8, SME)
 
 
 def curious_resnet(shape: Shape, classes: int, blocks: Sequence[int]) -> nn.Module:
