@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from fedglass.diffusion.training import Batch, DenoisingTask
 from fedglass.models.init import PyTorchDefault
 from fedglass.models.network import Shape
 
+T = TypeVar("T", bound="Adversarial")
 SLOPE = 0.2
 """Slope of the leaky ReLU for negative inputs."""
 
@@ -203,24 +204,21 @@ class StoredGan:
 
     def code_gan(self, shape: Shape) -> CodeGan:
         """Return the network, which is shared and must not be changed; refuse images of another shape."""
-        network = self._load(shape)
-        if not isinstance(network, CodeGan):
-            raise UsageError(f"The GAN {self.name!r} sharpens images: train one with --kind codes to draw images.")
-        return network
+        return self._load(shape, CodeGan, "sharpens images: train one with --kind codes to draw images")
 
     def enhancer(self, shape: Shape) -> Enhancer:
         """Return the network, which is shared and must not be changed; refuse images of another shape."""
-        network = self._load(shape)
-        if not isinstance(network, Enhancer):
-            raise UsageError(f"The GAN {self.name!r} draws images: train one with --kind enhancer to sharpen images.")
-        return network
+        return self._load(shape, Enhancer, "draws images: train one with --kind enhancer to sharpen images")
 
-    def _load(self, shape: Shape) -> Adversarial:
+    def _load(self, shape: Shape, kind: type[T], otherwise: str) -> T:
+        """Return the network; `otherwise` is the end of the sentence that refuses one of another kind."""
         trained, digest = network_and_digest(self.name, "gans", "GAN")
         check_unchanged(f"GAN {self.name!r}", digest, self.digest)
         network = trained if self.trained else _untrained(self.name)
         assert isinstance(network, Adversarial), "all GANs are"
         check_images(network.shape, shape, f"The GAN {self.name!r} makes", TRAIN["GAN"])
+        if not isinstance(network, kind):
+            raise UsageError(f"The GAN {self.name!r} {otherwise}.")
         return network
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
@@ -64,7 +64,7 @@ class PyTorchDefault:
         for layer in _weighted(model):
             nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
             if layer.bias is not None:
-                bound = 1 / math.sqrt(max(_fan_in(layer.weight), 1))
+                bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
         _reset_norms(model)
 
@@ -118,7 +118,7 @@ class LeCunTruncatedNormal:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             # 0.8796 is the deviation of a standard normal cut at two deviations.
-            std = math.sqrt(1 / _fan_in(layer.weight)) / 0.87962566103423978
+            std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
         _reset_others(model)
 
@@ -179,10 +179,6 @@ class FromFile:
 
 def _weighted(model: nn.Module) -> Iterator[Weighted]:
     return (layer for layer in model.modules() if isinstance(layer, Weighted))
-
-
-def _fan_in(weight: Tensor) -> int:
-    return weight[0].numel()
 
 
 def _reset_others(model: nn.Module) -> None:
