@@ -9,6 +9,7 @@ are those of the gradients up to the root of the number of places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +24,7 @@ from fedglass.core.tensors import Params
 from fedglass.core.thresholds import GRADIENTS_AGREE
 from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.models.network import Network, layer_calls
+from fedglass.models.network import Network, calls_of
 
 PLACES = 8192
 """Length of a sketch: measured on CIFAR-10, twice as many names no more records; fewer entries are kept as they are."""
@@ -207,7 +208,9 @@ def _layers(module: nn.Module) -> dict[str, _Layer]:
 def _by_layers(step: Step) -> list[_Found]:
     """Return the gradients of the examples' losses, from the inputs of each layer and the gradients of its outputs."""
     layers = _layers(step.network._module)
-    with torch.enable_grad(), layer_calls(layers, copies=True) as passes:
+    with torch.enable_grad(), calls_of(layers) as passes, ExitStack() as hooks:
+        for layer in layers.values():  # the network may overwrite these copies, not the outputs
+            hooks.enter_context(layer.register_forward_hook(lambda module, entered, output: output.clone()))
         logits = step.network(step.weights, step.inputs.detach().requires_grad_())
         loss = step.loss(logits, step.targets) * len(step.targets)
     if sorted(name for name, _, _ in passes) != sorted(layers):

@@ -28,7 +28,7 @@ from fedglass.defend.per_example import (
     noise_source,
 )
 from fedglass.fl.local import Step
-from fedglass.models.network import layer_calls
+from fedglass.models.network import calls_of
 
 
 @register("defences", "dpsgd", summary="examples' gradients clipped, Gaussian noise, in every local step", paper=ABADI)
@@ -189,7 +189,7 @@ def _passes(step: Step) -> dict[str, LayerPass]:
     module = step.network._module
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
     _refuse(module, layers, step.network.names)
-    with torch.enable_grad(), layer_calls(layers) as calls:
+    with torch.enable_grad(), calls_of(layers) as calls:
         logits = step.network(step.weights, step.inputs)
         loss = step.sum_of_losses(logits)
     if sorted(name for name, _, _ in calls) != sorted(layers):

@@ -6,7 +6,7 @@ Parts that networks share: layers by name, the first ones (without strides for t
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from fedglass.core.errors import ModelError
 from fedglass.core.tensors import COUNTER, MEAN, VARIANCE, Params
-from fedglass.core.text import values_by_key
 from fedglass.core.types import BatchNorm
 
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
@@ -30,6 +29,30 @@ _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 """A listener: it receives the function, its arguments and options, and its result."""
+
+
+LayerCall = tuple[str, Tensor, Tensor]
+"""The name of a layer, an input and the output of the layer for it."""
+
+
+@contextmanager
+def calls_of(layers: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
+    """Collect the calls of layers within the block, in their order."""
+    calls: list[LayerCall] = []
+
+    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda layer, arguments, output: calls.append((name, arguments[0], output))
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(noting(name)))
+        yield calls
+
+
+def inputs_of_single(calls: Sequence[LayerCall]) -> dict[str, Tensor]:
+    """Return the input of each layer that was called once, in the order of the calls."""
+    count = Counter(name for name, _, _ in calls)
+    return {name: inputs for name, inputs, _ in calls if count[name] == 1}
 
 
 class FunctionListener(TorchFunctionMode):
@@ -44,31 +67,6 @@ class FunctionListener(TorchFunctionMode):
         result = func(*args, **options)
         self._on_call(func, args, options, result)
         return result
-
-
-LayerCall = tuple[str, Tensor, Tensor]
-"""The name of a layer, its input and its output."""
-
-
-@contextmanager
-def layer_calls(layers: Mapping[str, nn.Module], copies: bool = False) -> Iterator[list[LayerCall]]:
-    """Collect the calls of these layers, by name, in their order.
-
-    With `copies` the outputs are passed on as copies, which the network may overwrite.
-    """
-    calls: list[LayerCall] = []
-
-    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            calls.append((name, inputs[0], output))
-            return output.clone() if copies else None
-
-        return note
-
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(noting(name)))
-        yield calls
 
 
 class Network:
@@ -141,24 +139,23 @@ class Network:
 
     def features(self, weights: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the input of the last dense layer.  # (n, classes), (n, hidden)"""
-        dense = self._dense()
-        with layer_calls(dense) as calls:
+        layers = dict(self._dense())
+        with calls_of(layers) as calls:
             logits = self(weights, inputs)
         if not calls:
             raise _no_head()
-        name, features, _ = calls[-1]
-        self._head = dense[name]
-        return logits, features
+        name, hidden, _ = calls[-1]
+        self._head = layers[name]
+        return logits, hidden
 
     def statistics(self, weights: Sequence[Tensor], inputs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and unbiased variance of the inputs of each BatchNorm layer that runs once, by the layer's name.
 
         Running statistics move towards them in a training step.  # (channels,) each
         """
-        with layer_calls({name: m for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)}) as calls:
+        with calls_of({name: m for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)}) as calls:
             self(weights, inputs)
-        inputs_by_layer = values_by_key((name, entered) for name, entered, _ in calls)
-        return {name: _moments(entered[0]) for name, entered in inputs_by_layer.items() if len(entered) == 1}
+        return {name: _moments(of_layer) for name, of_layer in inputs_of_single(calls).items()}
 
     @property
     def head(self) -> tuple[str, str | None]:
@@ -166,11 +163,11 @@ class Network:
 
         It is the last one registered, or the last one executed as soon as `features` has run a pass.
         """
-        layers = self._dense()
+        layers = list(self._dense())
         if not layers:
             raise _no_head()
-        chosen = self._head if self._head is not None else [*layers.values()][-1]
-        name = next(name for name, layer in layers.items() if layer is chosen)
+        chosen = self._head if self._head is not None else layers[-1][1]
+        name = next(name for name, layer in layers if layer is chosen)
         if chosen._parameters.get("weight") is None:
             raise ModelError(
                 "The network's last dense layer is not trained, so no message holds its update, which this method "
@@ -180,8 +177,8 @@ class Network:
             None if chosen._parameters.get("bias") is None else self._canonical(name, "bias")
         )
 
-    def _dense(self) -> dict[str, nn.Linear]:
-        return {name: m for name, m in self._module.named_modules() if isinstance(m, nn.Linear)}
+    def _dense(self) -> Iterator[tuple[str, nn.Linear]]:
+        return ((name, m) for name, m in self._module.named_modules() if isinstance(m, nn.Linear))
 
     def _canonical(self, module: str, parameter: str) -> str:
         """Return the name of a parameter in `named_parameters`, also if it is tied to an earlier one."""
