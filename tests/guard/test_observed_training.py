@@ -259,7 +259,7 @@ def test_guard_and_bundle_understand_the_same_names(toy: Any, sent_as: Any) -> N
     assert all(own[name] is state[name] for name in own)
     assert {**own, **without_counters(state)} == own
     of_bundle = names_of([(name, tuple(tensor.shape)) for name, tensor in arrays.items()], net, "a bundle")
-    assert {of_bundle[name]: tensor for name, tensor in arrays.items()} == own
+    assert of_bundle.applied(arrays) == own
 
 
 @pytest.mark.parametrize("sent_as", WAYS.values(), ids=WAYS)

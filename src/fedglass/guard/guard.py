@@ -229,7 +229,7 @@ class Guard:
         )
         if report.message is None:
             return report
-        names = names_of([(n, tuple(t.shape)) for n, t in before.items()], model, "The message", never_moved)
+        names = names_of([(n, tuple(t.shape)) for n, t in before.items()], model, "The message", never_moved).model
         message = {name: report.message[names[name]].to(came.dtype) for name, came in before.items()}
         return replace(report, message=message)
 

@@ -192,8 +192,7 @@ def under_model_names(
     """
     try:
         sent = [(name, tuple(tensor.shape)) for name, tensor in arrays.items()]
-        names = names_of(sent, model, "The message", untrained)
-        matched = {names[name]: tensor for name, tensor in arrays.items()}
+        matched = names_of(sent, model, "The message", untrained).applied(arrays)
     except UpdateError:
         return None
     parameters = {name for name, _ in model.named_parameters()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,23 @@ COMPILED, PARALLEL, PER_EXAMPLE = "_orig_mod", "module", "_module"
 WRAPPING_PACKAGES = ("torch", "opacus")
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """The correspondence between the names of a message and those of a model."""
+
+    model: Mapping[str, str]
+    """By the name in the message."""
+
+    def applied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a message under the names of the model."""
+        return {self.model[name]: tensor for name, tensor in tensors.items()}
+
+    def lacking(self, model: nn.Module) -> list[str]:
+        """Return the parameters of the model that did not travel."""
+        travelled = set(self.model.values())
+        return [name for name, _ in model.named_parameters() if name not in travelled]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -44,10 +62,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def names_of(
-    sent: Sequence[tuple[str, Shape]], model: nn.Module, where: str, untrained: Collection[str] = ()
-) -> dict[str, str]:
-    """Return the model's name of each sent tensor, matched by name, or by order if they are numbered.
+def names_of(sent: Sequence[tuple[str, Shape]], model: nn.Module, where: str, untrained: Collection[str] = ()) -> Names:
+    """Match each sent tensor with one of the model: by name, or by order if they are numbered.
 
     Args:
         sent: Names and shapes in the order in which they were sent. Named tensors may be a part of the model's.
@@ -76,7 +92,7 @@ def names_of(
                 f"{matched[name]!r} {shapes[matched[name]]}; name the model that was trained, with its shape and "
                 "classes."
             )
-    return matched
+    return Names(matched)
 
 
 def _match_names(names: Sequence[str], model_names: Collection[str]) -> dict[str, str] | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import DataError
 from fedglass.core.files import parse_json
-from fedglass.models.names import names_of
+from fedglass.models.names import Names, names_of
 from fedglass.recordings.facts import FactSheet, overlay, preferred
 from fedglass.recordings.format import (
     DTYPE_NAMES,
@@ -105,15 +105,10 @@ class Bundle:
         """Return the tensors of a file, in the order in which they were sent."""
         return dict(self._cache.read(self.folder, ref))
 
-    def names(self, ref: FileRef, model: nn.Module) -> dict[str, str]:
-        """Return the names of a model by those in a file."""
+    def names(self, ref: FileRef, model: nn.Module) -> Names:
+        """Return how the names in a file lead to those of a model."""
         arrays = [(array.name, tuple(array.shape)) for array in ref.arrays]
         return names_of(arrays, model, str(self.folder / ref.file))
-
-    def model_arrays(self, ref: FileRef, model: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors of a file under the names of a model."""
-        names = self.names(ref, model)
-        return {names[name]: tensor for name, tensor in self.arrays(ref).items()}
 
 
 def read_bundle(folder: str | Path) -> Bundle:

@@ -221,7 +221,7 @@ def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByC
     for index in selection.rounds:
         round_ = bundle.rounds[index]
         sent = round_.sent or next(message.sent for message in round_.messages if message.sent is not None)
-        for finding in contradictions_of(bundle, index, bundle.names(sent, model)):
+        for finding in contradictions_of(bundle, index, bundle.names(sent, model).model):
             if not finding.statistics_only:
                 key = (finding.round, finding.client)
                 contradictions[key] = (*contradictions.get(key, ()), finding.text)
@@ -286,7 +286,7 @@ def divergent_aliases(bundle: Bundle, ref: FileRef, model: nn.Module) -> Iterato
             aliases[name] = first
     if not aliases:
         return
-    sent = bundle.model_arrays(ref, model)
+    sent = bundle.names(ref, model).applied(bundle.arrays(ref))
     for name, first in aliases.items():
         if name in sent and (first not in sent or not torch.equal(sent[name], sent[first])):
             yield name

@@ -21,7 +21,7 @@ from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtra
 from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
-from fedglass.models.names import exceeds_precision
+from fedglass.models.names import Names, exceeds_precision
 from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
@@ -92,13 +92,12 @@ class TranscriptReader:
         participant = participant_of(self.bundle, message.client, index, self.counts, names)
         parameters = dict(self.model.named_parameters())  # buffers of a model are never trained
         untrained = [name for name in participant.untrained if name in parameters]
-        travelled = parameters if names is None else set(names.values())
-        missing = [name for name in parameters if name not in travelled]
+        missing = () if names is None else names.lacking(self.model)
         return replace(participant, untrained=tuple(dict.fromkeys((*untrained, *missing))))
 
     def _arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file under the names of the model."""
-        return self.bundle.model_arrays(ref, self.model)
+        return self.bundle.names(ref, self.model).applied(self.bundle.arrays(ref))
 
     def _state(self, ref: FileRef, defaults: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return parameters and buffers in the model's own types; `defaults` are those that need not be in the file."""
@@ -205,7 +204,7 @@ def rule_of(bundle: Bundle, index: int) -> str:
 
 
 def participant_of(
-    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Mapping[str, str] | None = None
+    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Names | None = None
 ) -> Participant:
     """Return a client of a round with all that is known of its training.
 
@@ -215,7 +214,7 @@ def participant_of(
     """
     update = update_of(bundle, client, index)
     if update is not None and names is not None:
-        update = {names[name]: tensor for name, tensor in update.items()}
+        update = names.applied(update)
     facts = facts_with_observed(bundle, client, index, update)
     examples, counted = _examples(facts, counts.get(client))
     has_batch_norm = any(name.endswith(MEAN) for name in update or {}) or preferred(facts, "batch_norm") is not None
@@ -223,7 +222,7 @@ def participant_of(
     weight = preferred(facts, "weight")
     is_whole = weight is not None and float(weight).is_integer()
     declared = preferred(facts, "untrained", [])
-    untrained = declared if names is None else [names.get(name, name) for name in declared]
+    untrained = declared if names is None else [names.model.get(name, name) for name in declared]
     return Participant(
         client,
         examples,
