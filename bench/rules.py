@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from bench.timing import side_by_side
-from fedglass.fl.aggregate.rule import AggregationContext, Aggregator, rule
+from fedglass.core.registry import make
+from fedglass.fl.aggregate.rule import AggregationContext, Aggregator
 
 CLIENTS, COORDINATES = 100, 1_000_000
 Rows = NDArray[np.float32]
@@ -42,7 +43,7 @@ def measure() -> list[tuple[str, str, str]]:
     rows = updates.numpy()
     found = []
     for name, line in NUMPY.items():
-        made = rule(name, **OPTIONS.get(name, {}))
+        made = make("rules", name, **OPTIONS.get(name, {}))
         lines = {"numpy": line} | ({"numpy in single precision": LOOSER[name]} if name in LOOSER else {})
         work = {"ours": partial(_combine, made, updates)} | {told: partial(of, rows) for told, of in lines.items()}
         seconds = side_by_side(work, 3)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedglass.cli.main import cli
 from fedglass.core.resumable import STATE
 from fedglass.diffusion.folder import WEIGHTS, load_autoencoder
-from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
+from fedglass.diffusion.stored import TRAINED_ON, trained_on
 from fedglass.diffusion.training import ImageModelTraining
 from fedglass.train.image_models import PICTURE
 
@@ -42,7 +42,7 @@ def test_the_folder_holds_a_network_what_it_has_seen_and_a_picture(data: str, tm
     assert "codes of 8 x 1 x 1 numbers after 3 steps" in said
     assert "on 20 images of d; reconstruction error RMSE" in said
     assert load_autoencoder(tmp_path / "m").shape == (3, 8, 8)
-    assert TrainedOn.read(tmp_path / "m") == TrainedOn("d", 20)
+    assert trained_on(tmp_path / "m", "autoencoder") == "20 images of d"
     with Image.open(tmp_path / "m" / PICTURE) as picture:
         assert picture.size == (160, 120)  # 8 x 6 images of 8 pixels with a border, twice as large
 
@@ -154,8 +154,8 @@ def test_threat_model_and_report_name_where_the_decoder_comes_from(
 ) -> None:
     if decoder == "codes":
         trained("glyphs", tmp_path / "codes", "--steps", "2", "--side", "16")
-        told = TrainedOn.read(tmp_path / "codes")
-        words = words.replace("300", str(told.images))
+        images = trained_on(tmp_path / "codes", "autoencoder").split()[0]
+        words = words.replace("300", images)
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN.format(decoder=decoder))
     checked = CliRunner().invoke(cli, ["check", str(plan)])

@@ -18,7 +18,7 @@ from fedglass.core.errors import DataError, ModelError, UsageError
 from fedglass.core.metric_scale import Scale, scale_of
 from fedglass.core.registry import KINDS, built_in, entries, factory, find, make, names, register, summaries
 from fedglass.defend import defence
-from fedglass.fl.aggregate.rule import WeightedMean, rule
+from fedglass.fl.aggregate.rule import WeightedMean
 from fedglass.models.init import by_name
 from fedglass.recipes import recipe
 
@@ -165,7 +165,7 @@ def test_a_user_names_parts_of_his_own(mine: str) -> None:
     assert recipe(f"{mine}:plain", iterations=7) == recipe("dlg", iterations=7)
     assert repr(defence(f"{mine}:Shout", volume=3.0)) == "Shout(volume=3.0)"
     assert repr(by_name(f"{mine}:Zero")) == "Zero()"
-    assert rule("fedglass.fl.aggregate.rule:WeightedMean") == WeightedMean()
+    assert make("rules", "fedglass.fl.aggregate.rule:WeightedMean") == WeightedMean()
     assert scale_of(f"{mine}:brightness") == Scale("Brightness", higher_leaks=False)
     entry = find("attacks", f"{mine}:plain")
     assert (entry.summary, entry.paper) == ("DLG in few steps.", "Zhu et al., 2019")
@@ -252,7 +252,7 @@ def test_a_script_registers_parts_of_its_own(mine: str) -> None:
     @register("rules", "mean", summary="not the mean")
     def other() -> None: ...
 
-    assert rule("mine") == rule("mean") == WeightedMean()
+    assert make("rules", "mine") == make("rules", "mean") == WeightedMean()
     assert factory("rules", "mine") is again
     listed = [entry for entry in entries("rules") if not entry.built_in]
     assert [(entry.name, bool(entry.problem)) for entry in listed] == [("mine", False), ("mean", True)]

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.registry import summaries
 from fedglass.core.types import Whitening
-from fedglass.data.catalogue import load, names
+from fedglass.data.catalogue import load
 from fedglass.data.dataset import CIFAR10, CIFAR100, FEMNIST, Dataset, measured
 
 Bytes = NDArray[np.uint8]
@@ -276,7 +277,7 @@ def test_splits_that_are_not_there() -> None:
 
 
 def test_names_are_loadable_or_formats() -> None:
-    assert all("\n" not in says and says for says in names().values())
+    assert all("\n" not in says and says for says in summaries("datasets").values())
     data = load("glyphs")
     assert (data.name, len(data)) == ("glyphs", 3000)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.denoiser import SHAPES, Prediction, Schedule, drawn_steps, noise_in
+from fedglass.diffusion.denoiser import SHAPES, Prediction, Schedule, betas, drawn_steps, noise_in
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def generator() -> torch.Generator:
 def test_noise_grows_and_the_share_of_the_image_is_a_product(shape: str) -> None:
     schedule = Schedule(steps=50, shape=shape)
     left, slow = 1.0, []
-    for beta in SHAPES[shape](50, schedule.first, schedule.last).tolist():
+    for beta in betas(schedule).tolist():
         left *= 1 - beta
         slow.append(left)
     assert torch.allclose(schedule.abar, torch.tensor(slow, dtype=torch.float64))

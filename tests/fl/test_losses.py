@@ -25,7 +25,7 @@ from fedglass.fl.loss.losses import (
     SquaredLoss,
     UnknownLoss,
 )
-from fedglass.fl.loss.targets import check_targets, loss_fields, loss_of, name_and_options, named_loss
+from fedglass.fl.loss.targets import check_targets, loss_fields, name_and_options, named_loss
 from fedglass.fl.trajectory import Trajectory
 from fedglass.models.network import Network
 
@@ -112,8 +112,6 @@ def test_mean_cross_entropy_is_the_default_and_trains_bit_identically() -> None:
     assert loss_fields(CrossEntropy(0.2)) == {"loss": None, "label_smoothing": 0.2}
     assert Training(0.1, **loss_fields(CrossEntropy())) == Training(0.1)
     assert repr(Training(0.1)) == "Training(lr=0.1, epochs=1, batch_size=None, batch_norm=BatchNorm.FROZEN)"
-    assert loss_of(Training(0.1, label_smoothing=0.1)) == CrossEntropy(0.1)
-    assert loss_of(None) == CrossEntropy()
     model = small(3)
     ends = [
         trained(model, CLASSES, Training(0.1, epochs=3, batch_size=2, **fields))

@@ -65,7 +65,6 @@ def test_too_few_leave_originals_without_a_partner(rule):
     truth = images(4)
     found = rule(truth[[2, 0]], truth)
     assert found == Matching((1, None, 0, None))
-    assert found.missing == (1, 3)
     ordered = found.apply(truth[[2, 0]])
     assert torch.equal(ordered[[0, 2]], truth[[0, 2]])
     assert torch.isnan(ordered[[1, 3]]).all()

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.core.errors import ModelError, UsageError
+from fedglass.core.registry import names
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm
-from fedglass.models.catalogue import build, names
+from fedglass.models.catalogue import build
 from fedglass.models.init import KaimingNormal, PyTorchDefault
 from fedglass.models.large import densenet, densenet121, mobilenet_v2, resnet8, resnet18, resnet34
 from fedglass.models.network import Network
 from fedglass.models.vit import vit_sme
 
-LARGE = [name for name in names() if name.startswith(("resnet18", "resnet34", "densenet", "mobilenet"))]
-SMALL = [name for name in names() if name not in LARGE]
+LARGE = [name for name in names("models") if name.startswith(("resnet18", "resnet34", "densenet", "mobilenet"))]
+SMALL = [name for name in names("models") if name not in LARGE]
 SHAPES = dict.fromkeys(SMALL, (2, 20, 16)) | dict.fromkeys([*LARGE, "short_densenet"], (3, 32, 32))
 
 
@@ -43,7 +44,7 @@ def images(name: str, n: int = 2) -> Tensor:
     return torch.randn(n, *SHAPES[name], generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", [*names(), "short_densenet"])
+@pytest.mark.parametrize("name", [*names("models"), "short_densenet"])
 def test_takes_any_shape_and_number_of_classes(name: str) -> None:
     model = model_of(name).eval()
     with torch.no_grad():

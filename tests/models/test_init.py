@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import UsageError
+from fedglass.core.registry import built_in, reads_path
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.models.init import (
@@ -22,7 +23,6 @@ from fedglass.models.init import (
     Transfer,
     Uniform,
     by_name,
-    names,
 )
 
 PARTS: list[Initialisation] = [
@@ -165,14 +165,15 @@ def test_other_parameters_stay() -> None:
 
 
 def test_names_are_parts() -> None:
-    named = [by_name(name) for name in names() if ":" not in name]
+    listed = built_in("initialisations").values()
+    named = [by_name(entry.name) for entry in listed if not reads_path(entry)]
     assert named == [part for part in PARTS if part != Uniform(bound=0.1)]
     assert by_name("file:a/b.safetensors") == FromFile("a/b.safetensors")
     assert by_name("transfer:a/b.safetensors") == Transfer("a/b.safetensors")
     for empty in ("file:", "transfer"):
         with pytest.raises(UsageError, match="names no weights file"):
             by_name(empty)
-    assert all(names().values())
+    assert all(entry.summary for entry in listed)
     with pytest.raises(UsageError, match="Unknown initialisation 'lecum': did you mean 'lecun'"):
         by_name("lecum")
     with pytest.raises(UsageError, match="bound must be a positive number, got -1"):

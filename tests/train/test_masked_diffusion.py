@@ -12,15 +12,11 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Whitening
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder
-from fedglass.diffusion.denoiser import ClassModel
 from fedglass.diffusion.folder import load_folder
+from fedglass.diffusion.networks import MaskedDiffusionTransformer
 from fedglass.diffusion.stored import stored
 from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
 from fedglass.train.image_models import PICTURE, learned_autoencoder, train_diffusion
-
-
-def loaded(folder: Path) -> ClassModel:
-    return ClassModel(load_folder(folder), "here")
 
 
 def data(seed: int = 0) -> Dataset:
@@ -35,9 +31,10 @@ def trained(folder: Path, steps: int, autoencoder: bool = False) -> ImageModelTr
 
 def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
     state = trained(tmp_path, 2)
-    model = loaded(tmp_path)
-    assert (model.shape, model.network.classes, model.denoiser.decoder) == ((1, 8, 8), 3, None)
-    assert model.denoiser.clamp
+    model = load_folder(tmp_path)
+    assert isinstance(model.network, MaskedDiffusionTransformer)
+    assert (model.shape, model.network.classes, model.decoder) == ((1, 8, 8), 3, None)
+    assert model.clamp
     assert (tmp_path / PICTURE).is_file()
     for name, tensor in model.network.state_dict().items():
         assert torch.allclose(tensor, state.averaged[name], atol=1e-3), name
@@ -45,12 +42,12 @@ def test_what_is_trained_is_what_the_enhancer_reads(tmp_path: Path) -> None:
 
 def test_with_an_autoencoder_latents_are_denoised_and_images_come_out(tmp_path: Path) -> None:
     trained(tmp_path, 2, autoencoder=True)
-    model = loaded(tmp_path)
-    autoencoder = model.denoiser.decoder
+    model = load_folder(tmp_path)
+    autoencoder = model.decoder
     assert isinstance(autoencoder, Autoencoder)
-    assert model.network.shape == autoencoder.latent_shape == (4, 2, 2)
-    assert model.shape == (1, 8, 8)
-    assert not model.denoiser.clamp  # latents have no bounds
+    assert model.shape == autoencoder.latent_shape == (4, 2, 2)
+    assert autoencoder.shape == (1, 8, 8)
+    assert not model.clamp  # latents have no bounds
     assert model.decode(torch.zeros(2, 4, 2, 2)).shape == (2, 1, 8, 8)
     latents = autoencoder.latents_of(2 * data().images - 1)
     assert torch.allclose(latents.std((0, 2, 3)), torch.ones(4), atol=0.05)
@@ -58,11 +55,11 @@ def test_with_an_autoencoder_latents_are_denoised_and_images_come_out(tmp_path: 
 
 def test_a_longer_training_goes_on_and_leaves_the_autoencoder_as_it_is(tmp_path: Path) -> None:
     trained(tmp_path, 2, autoencoder=True)
-    named, first = stored(str(tmp_path)), loaded(tmp_path).denoiser.decoder
+    named, first = stored(str(tmp_path)), load_folder(tmp_path).decoder
     state = trained(tmp_path, 3, autoencoder=True)
     assert state.step == 3
     assert stored(str(tmp_path)) != named
-    again = loaded(tmp_path).denoiser.decoder
+    again = load_folder(tmp_path).decoder
     assert isinstance(first, Autoencoder)
     assert isinstance(again, Autoencoder)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))

@@ -9,7 +9,7 @@ are those of the gradients up to the root of the number of places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,7 @@ from fedglass.core.tensors import Params
 from fedglass.core.thresholds import GRADIENTS_AGREE
 from fedglass.defend.per_example import example_gradients
 from fedglass.fl.local import MeanGradient, Step
-from fedglass.models.network import Network
+from fedglass.models.network import Network, calls_of
 
 PLACES = 8192
 """Length of a sketch: measured on CIFAR-10, twice as many names no more records; fewer entries are kept as they are."""
@@ -208,7 +208,9 @@ def _layers(module: nn.Module) -> dict[str, _Layer]:
 def _by_layers(step: Step) -> list[_Found]:
     """Return the gradients of the examples' losses, from the inputs of each layer and the gradients of its outputs."""
     layers = _layers(step.network._module)
-    with torch.enable_grad(), _watched(layers) as passes:
+    with torch.enable_grad(), calls_of(layers) as passes, ExitStack() as hooks:
+        for layer in layers.values():  # the network may overwrite these copies, not the outputs
+            hooks.enter_context(layer.register_forward_hook(lambda module, entered, output: output.clone()))
         logits = step.network(step.weights, step.inputs.detach().requires_grad_())
         loss = step.loss(logits, step.targets) * len(step.targets)
     if sorted(name for name, _, _ in passes) != sorted(layers):
@@ -219,26 +221,6 @@ def _by_layers(step: Step) -> list[_Found]:
         parts = _of_layer(layers[name], entered.detach(), gradient)
         gradients.update({f"{name}.{part}".lstrip("."): value for part, value in parts.items()})
     return [gradients[name] for name in step.network.names]
-
-
-@contextmanager
-def _watched(layers: dict[str, _Layer]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Record inputs and outputs of the layers; outputs are passed on as copies, which may be overwritten."""
-    passes: list[tuple[str, Tensor, Tensor]] = []
-
-    def noting(name: str) -> object:
-        def note(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            passes.append((name, entered[0], output))
-            return output.clone()
-
-        return note
-
-    hooks = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]  # type: ignore[arg-type]
-    try:
-        yield passes
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _of_layer(layer: _Layer, entered: Tensor, back: Tensor) -> dict[str, _Found]:

@@ -21,7 +21,6 @@ from fedglass.core.registry import (
     Entry,
     built_in,
     call,
-    entries,
     find,
     located_at,
     reads_path,
@@ -36,16 +35,6 @@ from fedglass.data.dataset import FEMNIST, Dataset, measured
 from fedglass.data.files import opened
 
 KIND = "datasets"
-
-
-def names() -> dict[str, str]:
-    """Return the names that `load` takes, with one line about each: sets first, then formats, followed by `:PATH`.
-
-    >>> list(names())
-    ['glyphs', 'photos', 'cifar10', 'cifar100', 'npz', 'idx', 'leaf', 'folder']
-    """
-    usable = sorted((entry for entry in entries(KIND) if not entry.problem), key=reads_path)
-    return {entry.name: entry.summary for entry in usable}
 
 
 def load(source: str, *, split: str = "train", size: int | None = None, whitening: Whitening | None = None) -> Dataset:
@@ -207,7 +196,8 @@ Style = tuple[float, float, float, float, float, float]
 def glyphs(writers: int = 50, per_writer: int = 60, seed: int = 0) -> Dataset:
     """62 classes of grey 28x28 characters on white, in a slant, weight, scale and position per writer.
 
-    Writer w's i-th image depends on the seed, w and i alone, so that asking for more moves nothing.
+    Writer w's i-th image depends on the seed, w and i alone, so that asking for more moves nothing. The font is Aileron
+    Regular, which Pillow ships.
 
     >>> glyphs(writers=2, per_writer=3).images.shape
     torch.Size([6, 1, 28, 28])
@@ -224,7 +214,6 @@ def glyphs(writers: int = 50, per_writer: int = 60, seed: int = 0) -> Dataset:
         whitening=FEMNIST,
         class_names=tuple(CHARACTERS),
         writers=torch.arange(writers).repeat_interleave(per_writer),
-        credit="Drawn with Aileron Regular, the font that Pillow ships.",
     )
 
 
@@ -290,14 +279,7 @@ def _inverse(style: Style) -> tuple[float, float, float, float, float, float]:
     return a, b, float(offset[0]), d, e, float(offset[1])
 
 
-# Small colour pictures that come with the package.
-
-
-_CREDIT = (
-    "Crops of photographs shipped with scikit-image: astronaut and Hubble deep field (NASA, public domain), "
-    "cat (Stefan van der Walt, CC0), coffee (Rachel Michetti, CC0), rocket (SpaceX, public domain), retina "
-    "(Mikael Häggström, CC0)."
-)
+# Small colour pictures that come with the package; CREDITS.md next to them names their sources.
 
 
 @register("datasets", "photos", summary="24 colour crops of 64x64 in 10 classes from public-domain and CC0 photographs")
@@ -321,5 +303,4 @@ def photos() -> Dataset:
         classes=len(index["classes"]),
         whitening=measured(images),
         class_names=tuple(index["classes"]),
-        credit=_CREDIT,
     )

@@ -61,7 +61,6 @@ def _read(
         classes=classes,
         whitening=whitening,
         class_names=class_names,
-        credit=f"cifar{classes}, A. Krizhevsky 2009, read from {path.name}.",
     )
 
 
@@ -159,7 +158,6 @@ _TEXTS = frozenset(f"{size}{kind}" for kind in ("BINSTRING", "BINUNICODE", "BINB
 _NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG1", "BINFLOAT")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_IDLE = ("PROTO", "FRAME")
 _MARK = object()
 _KEYS = (str, bytes, int)
 _MOST_STEPS = 1 << 19  # opcodes; CIFAR-100's python training batch has about 200,000
@@ -183,19 +181,104 @@ def plain_values(raw: bytes, path: Path) -> object:
     >>> plain_values(pickle.dumps({"labels": [1, 2], "batch": (3, "a")}, protocol=2), Path("x"))
     {'labels': [1, 2], 'batch': (3, 'a')}
     """
-    machine = _Machine(path)
+    stack: list[Any] = []
+    memory: dict[int, Any] = {}
     try:
         for opcode, argument, _ in islice(pickletools.genops(raw), _MOST_STEPS):
-            machine.step(opcode.name, argument)
-        if not machine.ended:
-            raise ValueError(f"it has more than {_MOST_STEPS} steps")
-        value = machine.stack.pop()
-        _check_levels(value)
-        return value
+            if opcode.name == "STOP":
+                value = stack.pop()
+                _check_levels(value)
+                return value
+            _step(opcode.name, argument, stack, memory, path)
+        raise ValueError(f"it has more than {_MOST_STEPS} steps")
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: not a readable pickle of plain values ({error}): it is truncated or corrupt."
         ) from None
+
+
+def _step(opcode: str, argument: Any, stack: list[Any], memory: dict[int, Any], path: Path) -> None:
+    """Do what an opcode says with the stack and the memory of a pickle, as the format defines them."""
+    match opcode:
+        case _ if opcode in _NUMBERS or opcode in _TEXTS:
+            stack.append(argument)
+        case _ if opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode])
+        case _ if opcode in _TUPLES:
+            stack.append(tuple(_take(stack, _TUPLES[opcode])))
+        case "PROTO" | "FRAME":
+            pass
+        case "MARK":
+            stack.append(_MARK)
+        case "EMPTY_DICT":
+            stack.append({})
+        case "EMPTY_LIST":
+            stack.append([])
+        case "TUPLE":
+            stack.append(tuple(_since_mark(stack)))
+        case "APPEND" | "APPENDS":
+            items = _take(stack, 1) if opcode == "APPEND" else _since_mark(stack)
+            _top(stack, list).extend(items)
+        case "SETITEM" | "SETITEMS":
+            items = _take(stack, 2) if opcode == "SETITEM" else _since_mark(stack)
+            if not all(type(key) in _KEYS for key in items[::2]):
+                raise TypeError("expected text or whole numbers as keys")
+            _top(stack, dict).update(zip(items[::2], items[1::2], strict=True))
+        case "BINPUT" | "LONG_BINPUT":
+            memory[argument] = stack[-1]
+        case "MEMOIZE":
+            memory[len(memory)] = stack[-1]
+        case "BINGET" | "LONG_BINGET":
+            stack.append(memory[argument])
+        case "GLOBAL":
+            stack.append(_named(argument, path))
+        case "STACK_GLOBAL":
+            module, name = _take(stack, 2)
+            stack.append(_named(f"{module} {name}", path))
+        case "REDUCE":
+            called, arguments = _take(stack, 2)
+            if not isinstance(arguments, tuple):
+                raise TypeError("expected a tuple of arguments")
+            stack.append(_Named(called.name, arguments))
+        case "BUILD":
+            (state,) = _take(stack, 1)
+            _top(stack, _Named).state = state
+        case _:
+            raise DataError(f"{path}: the pickle uses {opcode}, which plain data has no need of: refused.")
+
+
+def _named(name: str, path: Path) -> _Named:
+    if name not in _NAMES:
+        raise DataError(
+            f"{path}: the pickle names {name.replace(' ', '.')!r}, which could run code: refused. "
+            "Use the binary version of the data."
+        )
+    return _Named(name)
+
+
+def _top(stack: list[Any], kind: type[Any]) -> Any:
+    if not isinstance(stack[-1], kind):
+        raise TypeError(f"expected a {kind.__name__}")
+    return stack[-1]
+
+
+def _take(stack: list[Any], count: int) -> list[Any]:
+    if len(stack) < count:
+        raise IndexError("its stack runs empty")
+    taken = stack[-count:]
+    del stack[-count:]
+    return taken
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    at = len(stack) - 1
+    while stack[at] is not _MARK:
+        at -= 1
+        if at < 0:
+            raise IndexError("a mark is missing")
+    taken = stack[at + 1 :]
+    del stack[at:]
+    return taken
 
 
 def _check_levels(value: object) -> None:
@@ -227,103 +310,3 @@ def byte_array(value: object, path: Path) -> Array:
                 if sound and all(type(side) is int and side >= 0 for side in shape) and math.prod(shape) == len(data):
                     return np.frombuffer(data, np.uint8).reshape(shape)
     raise DataError(f"{path}: expected an array of unsigned bytes, found something else: fetch the file again.")
-
-
-class _Machine:
-    """The stack and the memory of a pickle, as the format defines them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.stack: list[Any] = []
-        self.memory: dict[int, Any] = {}
-        self.ended = False
-
-    def step(self, opcode: str, argument: Any) -> None:
-        stack = self.stack
-        if opcode in _NUMBERS or opcode in _TEXTS:
-            stack.append(argument)
-        elif opcode in _CONSTANTS:
-            stack.append(_CONSTANTS[opcode])
-        elif opcode in _TUPLES:
-            stack.append(tuple(self._take(_TUPLES[opcode])))
-        elif opcode not in _IDLE:
-            self._structure(opcode, argument)
-
-    def _structure(self, opcode: str, argument: Any) -> None:
-        stack = self.stack
-        match opcode:
-            case "STOP":
-                self.ended = True
-            case "MARK":
-                stack.append(_MARK)
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "TUPLE":
-                stack.append(tuple(self._since_mark()))
-            case "APPEND" | "APPENDS":
-                items = self._take(1) if opcode == "APPEND" else self._since_mark()
-                self._top(list).extend(items)
-            case "SETITEM" | "SETITEMS":
-                items = self._take(2) if opcode == "SETITEM" else self._since_mark()
-                if not all(type(key) in _KEYS for key in items[::2]):
-                    raise TypeError("expected text or whole numbers as keys")
-                self._top(dict).update(zip(items[::2], items[1::2], strict=True))
-            case "BINPUT" | "LONG_BINPUT":
-                self.memory[argument] = stack[-1]
-            case "MEMOIZE":
-                self.memory[len(self.memory)] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(self.memory[argument])
-            case _:
-                self._call(opcode, argument)
-
-    def _call(self, opcode: str, argument: Any) -> None:
-        """Write down what would be called."""
-        match opcode:
-            case "GLOBAL":
-                self.stack.append(self._named(argument))
-            case "STACK_GLOBAL":
-                module, name = self._take(2)
-                self.stack.append(self._named(f"{module} {name}"))
-            case "REDUCE":
-                called, arguments = self._take(2)
-                if not isinstance(arguments, tuple):
-                    raise TypeError("expected a tuple of arguments")
-                self.stack.append(_Named(called.name, arguments))
-            case "BUILD":
-                (state,) = self._take(1)
-                self._top(_Named).state = state
-            case _:
-                raise DataError(f"{self.path}: the pickle uses {opcode}, which plain data has no need of: refused.")
-
-    def _named(self, name: str) -> _Named:
-        if name not in _NAMES:
-            raise DataError(
-                f"{self.path}: the pickle names {name.replace(' ', '.')!r}, which could run code: refused. "
-                "Use the binary version of the data."
-            )
-        return _Named(name)
-
-    def _top(self, kind: type[Any]) -> Any:
-        if not isinstance(self.stack[-1], kind):
-            raise TypeError(f"expected a {kind.__name__}")
-        return self.stack[-1]
-
-    def _take(self, count: int) -> list[Any]:
-        if len(self.stack) < count:
-            raise IndexError("its stack runs empty")
-        taken = self.stack[-count:]
-        del self.stack[-count:]
-        return taken
-
-    def _since_mark(self) -> list[Any]:
-        at = len(self.stack) - 1
-        while self.stack[at] is not _MARK:
-            at -= 1
-            if at < 0:
-                raise IndexError("a mark is missing")
-        taken = self.stack[at + 1 :]
-        del self.stack[at:]
-        return taken

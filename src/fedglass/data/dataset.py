@@ -34,7 +34,6 @@ class Dataset:
     whitening: Whitening
     class_names: tuple[str, ...] | None = None
     writers: Tensor | None = None  # (n,), int64: who made each image
-    credit: str = ""
 
     def __post_init__(self) -> None:
         check_images(self.name, self.images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,10 +83,7 @@ def check_values(path: Path, shape: tuple[int, ...]) -> None:
     Traceback (most recent call last):
     fedglass.core.errors.DataError: x.npz: announces 1000000 x 1000000 values, at most 268435456 are read...
     """
-    total = 1
-    for side in shape:
-        total *= side
-    if total > MAX_VALUES:
+    if math.prod(shape) > MAX_VALUES:
         sides = " x ".join(map(str, shape))
         raise DataError(f"{path}: announces {sides} values, at most {MAX_VALUES} are read: keep a part of it.")
 

@@ -81,7 +81,6 @@ def read_npz(path: Path, split: str = "train") -> Dataset:
         whitening=measured(images),
         class_names=class_names,
         writers=label_tensor(path, arrays["writers"], "writers") if "writers" in arrays else None,
-        credit=f"Read from {path.name}.",
     )
 
 
@@ -245,7 +244,6 @@ def read_idx(path: Path, split: str = "train") -> Dataset:
         labels=labels,
         classes=class_count(labels_path, labels),
         whitening=measured(images),
-        credit=f"Read from {images_path.name}.",
     )
 
 
@@ -319,7 +317,6 @@ def read_leaf(path: Path, split: str = "train") -> Dataset:
         whitening=FEMNIST if femnist else measured(images),
         class_names=tuple(CHARACTERS) if femnist else None,
         writers=writers,
-        credit=f"LEAF, read from {path.name}.",
     )
 
 

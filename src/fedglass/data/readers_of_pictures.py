@@ -49,7 +49,6 @@ def read_folder(path: Path, split: str = "train", size: int | None = None) -> Da
         classes=len(classes),
         whitening=measured(images),
         class_names=tuple(name for name, _ in classes),
-        credit=f"Pictures of the folder {path.name}.",
     )
 
 

@@ -166,7 +166,11 @@ class SVTPrivacy:
         uploads, generator = self.uploads(len(scaled)), leaving.generator
         if uploads:
             accepted = self._accepted(clipped.abs(), uploads, generator)
-            chosen = accepted[_drawn(len(accepted), uploads, self.replace, generator)]
+            if self.replace:
+                drawn = torch.randint(len(accepted), (uploads,), generator=generator, device=generator.device)
+            else:
+                drawn = torch.randperm(len(accepted), generator=generator, device=generator.device)[:uploads]
+            chosen = accepted[drawn.cpu()]
             scale = 2 * self.gamma * uploads / self.release_budget(len(scaled))
             sent[chosen] = clipped[chosen] + scale * laplace(clipped[chosen], generator)
         pieces = torch.split(sent * self.steps, [tensor.numel() for tensor in tensors])
@@ -276,9 +280,3 @@ def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.floating]]
     """Return the values in their own precision, half precision as single: NumPy lacks bfloat16."""
     values = tensor.detach().cpu()
     return (values if values.dtype in (torch.float32, torch.float64) else values.float()).numpy()
-
-
-def _drawn(count: int, wanted: int, replace: bool, generator: torch.Generator) -> Tensor:
-    if replace:
-        return torch.randint(count, (wanted,), generator=generator, device=generator.device).cpu()
-    return torch.randperm(count, generator=generator, device=generator.device)[:wanted].cpu()

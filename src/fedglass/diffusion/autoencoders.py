@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fedglass.core.errors import UsageError
 from fedglass.core.registry import register
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.networks import checked_shape
+from fedglass.diffusion.networks import Configured, checked_shape
 from fedglass.diffusion.training import Batch, DenoisingTask, ImageModelTraining
 
 AT_ONCE = 256
@@ -28,15 +28,13 @@ CODE_NOISE, CODE_PRICE = 0.1, 1e-4
 """Deviation of the noise that is added to codes in training, and the price of their mean square."""
 
 
-class LatentSpace(nn.Module):
+class LatentSpace(Configured):
     """Images in [-1, 1] to codes and back. Sides that are not divisible are continued by their last pixels."""
 
     centre: Tensor
     spread: Tensor
     encoder: nn.Module
     decoder: nn.Module
-
-    kind: str
 
     def __init__(self, shape: Sequence[int], halvings: int, latent: int, width: int) -> None:
         """Both sides are halved so often; codes have `latent` channels."""
@@ -53,10 +51,6 @@ class LatentSpace(nn.Module):
         self.latent_shape = (latent, -(-self.shape[1] // unit), -(-self.shape[2] // unit))
         self.register_buffer("centre", torch.zeros(latent, 1, 1))
         self.register_buffer("spread", torch.ones(latent, 1, 1))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that it was made with, for its config.json."""
-        raise NotImplementedError
 
     def encode(self, images: Tensor) -> Tensor:
         """(n, c, h, w) -> (n, *latent_shape)"""
@@ -146,10 +140,6 @@ class Autoencoder(LatentSpace):
             _conv(wide[-1], shape[0]),
         )
 
-    def options(self) -> dict[str, Any]:
-        """Return the options that it was made with, for its config.json."""
-        return {"shape": self.shape, "halvings": self.halvings, "latent": self.latent, "width": self.width}
-
 
 class Shortcut(nn.Module):
     """Two convolutions with a shortcut."""
@@ -206,6 +196,3 @@ class ThreeLayers(LatentSpace):
             nn.ConvTranspose2d(width, channels, 4, 2, 1),
             nn.Tanh(),
         )
-
-    def options(self) -> dict[str, Any]:
-        return {"shape": self.shape, "latent": self.latent, "width": self.width}

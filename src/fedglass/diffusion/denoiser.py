@@ -5,16 +5,15 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.diffusion.networks import MaskedDiffusionTransformer
 
 if TYPE_CHECKING:
     from fedglass.diffusion.autoencoders import LatentSpace
@@ -29,25 +28,7 @@ if TYPE_CHECKING:
 MOST_STEPS = 10_000
 
 
-def _linear(steps: int, first: float, last: float) -> Tensor:
-    return torch.linspace(first, last, steps, dtype=torch.float64)
-
-
-def _scaled_linear(steps: int, first: float, last: float) -> Tensor:
-    """Linear in the root, as latent diffusion has it [Rombach et al., 2022]."""
-    return torch.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=torch.float64).square()
-
-
-def _cosine(steps: int, first: float, last: float) -> Tensor:
-    """From abar_t = cos^2 with betas of at most 0.999 [Nichol and Dhariwal, 2021, Eq. 17], whatever the ends."""
-    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
-    abar = torch.cos((t + 0.008) / 1.008 * math.pi / 2).square()
-    return (1 - abar[1:] / abar[:-1]).clamp(max=0.999)
-
-
-SHAPES: Mapping[str, Callable[[int, float, float], Tensor]] = MappingProxyType(
-    {"linear": _linear, "scaled_linear": _scaled_linear, "squaredcos_cap_v2": _cosine}
-)
+SHAPES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 """How the betas run from the first to the last, under the names that a scheduler_config.json has for it."""
 
 
@@ -101,8 +82,20 @@ class Schedule:
 
 @functools.lru_cache(maxsize=8)
 def _abar(schedule: Schedule) -> Tensor:
-    betas = SHAPES[schedule.shape](schedule.steps, schedule.first, schedule.last)
-    return torch.cumprod(1 - betas, 0)
+    return torch.cumprod(1 - betas(schedule), 0)
+
+
+def betas(schedule: Schedule) -> Tensor:
+    """Return the betas of a schedule.  # (steps,), float64"""
+    steps, first, last = schedule.steps, schedule.first, schedule.last
+    if schedule.shape == "linear":
+        return torch.linspace(first, last, steps, dtype=torch.float64)
+    if schedule.shape == "scaled_linear":  # linear in the root, as latent diffusion has it [Rombach et al., 2022]
+        return torch.linspace(math.sqrt(first), math.sqrt(last), steps, dtype=torch.float64).square()
+    # From abar_t = cos^2, whatever the ends [Nichol and Dhariwal, 2021, Eq. 17].
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    abar = torch.cos((t + 0.008) / 1.008 * math.pi / 2).square()
+    return (1 - abar[1:] / abar[:-1]).clamp(max=0.999)
 
 
 class Prediction(enum.Enum):
@@ -181,6 +174,10 @@ class Denoiser:
         clean = self.prediction.clean(answer, noisy, self.schedule.abar_of(steps, noisy))
         return clean.clamp(-1, 1) if self.clamp else clean
 
+    def decode(self, denoised: Tensor) -> Tensor:
+        """Return denoised images or latents as images in [-1, 1].  # (n, *shape) -> (n, c, h, w)"""
+        return denoised if self.decoder is None else self.decoder.decode(denoised)
+
 
 # Images out of noise.
 
@@ -196,45 +193,19 @@ def spaced(schedule: Schedule, count: int) -> list[int]:
     return [schedule.steps - 1 - math.floor(i * schedule.steps / count) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """x' = sqrt(abar') x_0 + sqrt(1 - abar' - s^2) eps + s n with s^2 = eta^2 (1 - abar')/(1 - abar) (1 - abar/abar').
+@torch.no_grad()
+def sample(denoiser: Denoiser, start: Tensor, steps: int, labels: Tensor | None = None) -> Tensor:
+    """Return the images in [-1, 1] that noise leads to, without further randomness.  # (n, c, h, w) both
 
-    [Song et al., 2021, Eq. 12 and 16]: eta 0 is deterministic, eta 1 is the chain of [Ho et al., 2020].
+    Each step takes x to x' = sqrt(abar') x_0 + sqrt(1 - abar') eps [Song et al., 2021, Eq. 12 with sigma = 0].
     """
-
-    steps: int = 50
-    eta: float = 0.0
-
-    @torch.no_grad()
-    def sample(
-        self, denoiser: Denoiser, shape: tuple[int, ...], generator: torch.Generator, labels: Tensor | None = None
-    ) -> Tensor:
-        """Images in [-1, 1] of that shape, from noise.  # (n, c, h, w)"""
-        return self.end_of(denoiser, torch.randn(shape, generator=generator), generator, labels)
-
-    @torch.no_grad()
-    def end_of(
-        self, denoiser: Denoiser, start: Tensor, generator: torch.Generator, labels: Tensor | None = None
-    ) -> Tensor:
-        """Return the image that a start leads to; with eta 0 nothing is drawn.  # (n, c, h, w) both"""
-        x = start
-        way = spaced(denoiser.schedule, self.steps)
-        for step, after in zip(way, [*way[1:], None], strict=True):
-            clean = denoiser.clean(x, step, labels)
-            if after is None:
-                return clean
-            x = self._moved(denoiser.schedule, x, clean, step, after, generator)
-        raise AssertionError("a way has an end")
-
-    def _moved(
-        self, schedule: Schedule, x: Tensor, clean: Tensor, step: int, after: int, generator: torch.Generator
-    ) -> Tensor:
-        abar, next_abar = float(schedule.abar[step]), float(schedule.abar[after])
-        noise = noise_in(x, clean, torch.tensor(abar, dtype=x.dtype))
-        fresh = self.eta * math.sqrt((1 - next_abar) / (1 - abar) * (1 - abar / next_abar))
-        moved = math.sqrt(next_abar) * clean + math.sqrt(max(0.0, 1 - next_abar - fresh**2)) * noise
-        return moved + fresh * torch.randn(x.shape, generator=generator) if fresh else moved
+    x, abar = start, denoiser.schedule.abar.tolist()
+    way = spaced(denoiser.schedule, steps)
+    for step, after in pairwise(way):
+        clean = denoiser.clean(x, step, labels)
+        noise = noise_in(x, clean, torch.tensor(abar[step], dtype=x.dtype))
+        x = math.sqrt(abar[after]) * clean + math.sqrt(1 - abar[after]) * noise
+    return denoiser.clean(x, way[-1], labels)
 
 
 # Classifier-free guidance: answers for a class, exaggerated by their difference from those for none.
@@ -257,62 +228,3 @@ def with_guidance(network: Network, none: int, scale: float) -> Network:
         return of_none + scale * (of_class - of_none)
 
     return guided
-
-
-# A diffusion model that is told the class of what it is to make.
-
-
-TRAIN = "train one with `fedglass train diffusion DATA -o DIR --kind transformer`"
-
-
-@dataclass(frozen=True, eq=False)
-class ClassModel:
-    """A denoiser whose network is told the class; `title` names it in refusals."""
-
-    denoiser: Denoiser
-    title: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.denoiser.network, MaskedDiffusionTransformer):
-            raise UsageError(f"The diffusion model {self.title} takes no class: {TRAIN}.")
-
-    @property
-    def network(self) -> MaskedDiffusionTransformer:
-        assert isinstance(self.denoiser.network, MaskedDiffusionTransformer), "checked when it was made"
-        return self.denoiser.network
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
-        decoder = self.denoiser.decoder
-        return self.network.shape if decoder is None else decoder.shape
-
-    def guided(self, scale: float) -> Denoiser:
-        """The denoiser with classifier-free guidance."""
-        return replace(self.denoiser, network=with_guidance(self.network, self.network.classes, scale))
-
-    def decode(self, denoised: Tensor) -> Tensor:
-        """Return denoised pictures or latents as images in [-1, 1].  # (n, *network.shape) -> (n, *shape)"""
-        decoder = self.denoiser.decoder
-        return denoised if decoder is None else decoder.decode(denoised)
-
-    def to(self, device: torch.device) -> ClassModel:
-        """Itself on that device."""
-        for part in (self.network, self.denoiser.decoder):
-            if isinstance(part, nn.Module):
-                part.to(device)
-        return self
-
-    def check(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Refuse images of another shape than the model makes, and more classes than it knows."""
-        if self.shape != shape:
-            model_size, image_size = (" x ".join(map(str, size)) for size in (self.shape, shape))
-            raise UsageError(
-                f"The diffusion model {self.title} makes images of {model_size} (channels, height, width), these are "
-                f"{image_size}: {TRAIN}."
-            )
-        if classes > self.network.classes:
-            raise UsageError(
-                f"The diffusion model {self.title} knows the classes 0 to {self.network.classes - 1}, labels go up to "
-                f"{classes - 1} here: {TRAIN}, on data with the same classes."
-            )

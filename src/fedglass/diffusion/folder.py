@@ -26,7 +26,9 @@ from fedglass.core.files import follow_links, make_folder, open_file, parse_json
 from fedglass.core.registry import built_in
 from fedglass.diffusion.autoencoders import LatentSpace
 from fedglass.diffusion.denoiser import Denoiser, Prediction, Schedule
+from fedglass.diffusion.networks import Configured, check_images
 from fedglass.models.init import load_weights
+from fedglass.models.network import Shape
 
 # diffusers, an optional package, as reader of the U-Nets that others have published in its format.
 
@@ -36,23 +38,21 @@ def diffusers_installed() -> bool:
     return importlib.util.find_spec("diffusers") is not None
 
 
-def unet_parameters(config: Mapping[str, Any]) -> int:
-    """Return the number of parameters of a UNet2DModel with that config.json, without allocating them."""
-    kind = _unet()
-    with warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore")
-        try:
-            model: nn.Module = kind.from_config(dict(config))
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ModelError(f"diffusers cannot build the UNet2DModel of this config.json: {error}.") from error
-    return sum(p.numel() for p in model.parameters())
-
-
-def read_unet(folder: Path) -> nn.Module:
+def read_unet(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     """The UNet2DModel of a folder with config.json and safetensors weights; no network and no pickle is touched."""
-    kind = _unet()
+    if not diffusers_installed():
+        raise UsageError(
+            "A UNet2DModel is read by the package diffusers, which is not installed: pip install fedglass[diffusion]."
+        )
+    kind: Any = importlib.import_module("diffusers").UNet2DModel
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
+        try:
+            with torch.device("meta"):  # which allocates no weights
+                empty: nn.Module = kind.from_config(dict(config))
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ModelError(f"diffusers cannot build the UNet2DModel of this config.json: {error}.") from error
+        _check_size(sum(p.numel() for p in empty.parameters()), folder)
         try:
             model, loading_info = kind.from_pretrained(
                 str(folder),
@@ -70,16 +70,10 @@ def read_unet(folder: Path) -> nn.Module:
         raise ModelError(
             f"The weights in {folder} do not fit its config.json ({misfits[0]}, {len(misfits)} such in all)."
         )
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise ModelError(f"The weights in {folder} hold NaN or infinity: take another checkpoint.")
     network: nn.Module = model
     return network
-
-
-def _unet() -> Any:
-    if not diffusers_installed():
-        raise UsageError(
-            "A UNet2DModel is read by the package diffusers, which is not installed: pip install fedglass[diffusion]."
-        )
-    return importlib.import_module("diffusers").UNet2DModel
 
 
 CONFIG = "config.json"
@@ -90,8 +84,6 @@ AUTOENCODER = "autoencoder"
 FOREIGN = "UNet2DModel"
 MOST_TEXT = 1_000_000
 """Bytes of a JSON file; those of diffusers have a few hundred."""
-Shape = tuple[int, int, int]
-"""Channels, height and width of the images."""
 TRAIN = {
     "diffusion model": "train one with `fedglass train diffusion DATA -o DIR`",
     "autoencoder": "train one with `fedglass train autoencoder DATA -o DIR`",
@@ -119,9 +111,9 @@ def save_folder(folder: Path, network: nn.Module, weights: Mapping[str, Tensor],
 
 def save_network(folder: Path, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Write a network of ours without a schedule, as an autoencoder has none."""
-    ours: Any = network  # it has a `kind`, and `options()` with which it is built again
+    assert isinstance(network, Configured), "built again from its options"
     make_folder(folder)
-    write_atomic(folder / CONFIG, json.dumps({"_class_name": ours.kind} | ours.options(), indent=2) + "\n")
+    write_atomic(folder / CONFIG, json.dumps({"_class_name": network.kind} | network.options(), indent=2) + "\n")
     halves = {name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / WEIGHTS, save(halves))
 
@@ -130,10 +122,11 @@ def load_folder(folder: Path) -> Denoiser:
     """The diffusion model of a folder, ours or diffusers'."""
     where = network_folder(folder)
     config, scheduler = read_table(where / CONFIG), read_table(_scheduler(folder, where))
-    name = config.pop("_class_name", None)
-    network, shape = _foreign(where, config) if name == FOREIGN else _ours(where, name, config, "denoisers")
-    network.eval().requires_grad_(False)
-    _check_finite(network, where)
+    if config.get("_class_name") == FOREIGN:
+        network, shape = _foreign(where, config)
+    else:
+        ours = load_network(folder, "denoisers")
+        network, shape = ours, ours.shape
     schedule, prediction = _schedule(scheduler, folder)
     clamp = bool(scheduler.get("clip_sample", True))
     return Denoiser(network, schedule, prediction, shape, clamp, _decoder(folder, shape))
@@ -151,21 +144,31 @@ def _decoder(folder: Path, latent_shape: Shape) -> LatentSpace | None:
     return autoencoder
 
 
-def load_autoencoder(folder: Path, noun: str = "diffusion model") -> LatentSpace:
+def load_autoencoder(folder: Path) -> LatentSpace:
     """Read the autoencoder that `save_network` wrote."""
-    network = load_network(folder, "autoencoders", noun)
+    network = load_network(folder, "autoencoders")
     assert isinstance(network, LatentSpace), "all autoencoders are"
     return network
 
 
-def load_network(folder: Path, kind: str, noun: str) -> nn.Module:
+def load_network(folder: Path, kind: str, noun: str = "diffusion model") -> Configured:
     """Read a network of that kind of the registry, which `save_network` wrote."""
     where = network_folder(folder, noun)
-    config = read_table(where / CONFIG)
-    network, _ = _ours(where, config.pop("_class_name", None), config, kind)
-    network.eval().requires_grad_(False)
-    _check_finite(network, where)
-    return network
+    config, networks = read_table(where / CONFIG), built_in(kind)
+    name = config.pop("_class_name", None)
+    if not isinstance(name, str) or name not in networks:
+        names = ", ".join([*networks, FOREIGN] if kind == "denoisers" else networks)
+        raise ModelError(f"{where / CONFIG}: _class_name must be one of {names}, got {name!r}.")
+    options = {key: value for key, value in config.items() if not key.startswith("_")}
+    with torch.device("meta"):
+        try:
+            network: Configured = networks[name].value(**options)
+        except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+            raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
+    _check_size(sum(tensor.numel() for tensor in network.state_dict().values()), where)
+    network = network.to_empty(device="cpu")
+    load_weights(network, str(where / WEIGHTS))
+    return network.eval().requires_grad_(False)
 
 
 def digest_of(folder: Path) -> str:
@@ -194,12 +197,8 @@ def check_unchanged(what: str, digest: str, expected: str) -> None:
 
 def check_shape(denoiser: Denoiser, shape: Shape, where: str) -> None:
     """Refuse a model of other images than these."""
-    if denoiser.shape is not None and denoiser.shape != shape:
-        model_size, image_size = (" x ".join(map(str, size)) for size in (denoiser.shape, shape))
-        raise UsageError(
-            f"The diffusion model {where} makes images of {model_size} (channels, height, width), these are "
-            f"{image_size}: {TRAIN['diffusion model']}."
-        )
+    if denoiser.shape is not None:
+        check_images(denoiser.shape, shape, f"The diffusion model {where} makes", TRAIN["diffusion model"])
 
 
 def network_folder(folder: Path, noun: str = "diffusion model") -> Path:
@@ -234,23 +233,6 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
-def _ours(where: Path, name: object, config: Mapping[str, Any], kind: str) -> tuple[nn.Module, Shape]:
-    networks = built_in(kind)
-    if not isinstance(name, str) or name not in networks:
-        names = ", ".join([*networks, FOREIGN] if kind == "denoisers" else networks)
-        raise ModelError(f"{where / CONFIG}: _class_name must be one of {names}, got {name!r}.")
-    options = {key: value for key, value in config.items() if not key.startswith("_")}
-    with torch.device("meta"):
-        try:
-            network = networks[name].value(**options)
-        except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
-            raise ModelError(f"{where / CONFIG} does not describe a {name}: {error}.") from error
-    _check_size(sum(tensor.numel() for tensor in network.state_dict().values()), where)
-    network = network.to_empty(device="cpu")
-    load_weights(network, str(where / WEIGHTS))
-    return network, network.shape
-
-
 def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
     sides: Any = config.get("sample_size")
     channels: Any = config.get("in_channels")
@@ -261,9 +243,8 @@ def _foreign(where: Path, config: Mapping[str, Any]) -> tuple[nn.Module, Shape]:
         raise ModelError(f"The UNet2DModel in {where} wants the class of every image: take an unconditional one.")
     if "quantization_config" in config:
         raise ModelError(f"The UNet2DModel in {where} is quantised: take one of plain weights.")
-    _check_size(unet_parameters(config), where)
     shape: Shape = channels, height, width
-    return Borrowed(read_unet(where), shape), shape
+    return Borrowed(read_unet(where, config), shape).eval().requires_grad_(False), shape
 
 
 class Borrowed(nn.Module):
@@ -282,11 +263,6 @@ def _check_size(parameters: int, where: Path) -> None:
     """A config that asks for more weights than the file can hold is refused before they are allocated."""
     if parameters > (where / WEIGHTS).stat().st_size:  # a byte a weight is less than any format here
         raise ModelError(f"{where / CONFIG} asks for {parameters:,} weights, more than {WEIGHTS} next to it can hold.")
-
-
-def _check_finite(network: nn.Module, where: Path) -> None:
-    if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
-        raise ModelError(f"The weights in {where} hold NaN or infinity: take another checkpoint.")
 
 
 def _schedule(config: Mapping[str, Any], folder: Path) -> tuple[Schedule, Prediction]:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,29 +22,21 @@ from fedglass.core.registry import register
 from fedglass.core.rng import stream
 from fedglass.diffusion.ddrm import Enlarged
 from fedglass.diffusion.denoiser import Prediction
-from fedglass.diffusion.folder import (
-    CONFIG,
-    TRAIN,
-    WEIGHTS,
-    Shape,
-    check_unchanged,
-    digest_of_files,
-    load_network,
-    network_folder,
-)
-from fedglass.diffusion.networks import UNet
-from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
+from fedglass.diffusion.folder import TRAIN, check_unchanged, load_network
+from fedglass.diffusion.networks import Configured, UNet, check_images
+from fedglass.diffusion.stored import network_and_digest, trained_on
 from fedglass.diffusion.training import Batch, DenoisingTask
 from fedglass.models.init import PyTorchDefault
+from fedglass.models.network import Shape
 
+T = TypeVar("T", bound="Adversarial")
 SLOPE = 0.2
 """Slope of the leaky ReLU for negative inputs."""
 
 
-class Adversarial(nn.Module):
+class Adversarial(Configured):
     """A generator of images in [-1, 1], and the critic that it is trained against."""
 
-    kind: str
     generator: nn.Module
     patches: bool
     """Whether the critic looks at patches."""
@@ -53,10 +45,6 @@ class Adversarial(nn.Module):
         super().__init__()
         self.shape, self.width = _checked(shape, width)
         self.critic = Critic(self.shape, width, self.patches)
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that it was made with, for its config.json."""
-        raise NotImplementedError
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return as many images as there are real ones, and the part of the loss that needs no critic."""
@@ -114,9 +102,6 @@ class CodeGan(Adversarial):
             nn.Tanh(),
         )
 
-    def options(self) -> dict[str, Any]:
-        return {"shape": self.shape, "code": self.code, "width": self.width}
-
     def generate(self, codes: Tensor) -> Tensor:
         """(n, code) -> (n, c, h, w)"""
         padded_images: Tensor = self.generator(codes)
@@ -150,9 +135,6 @@ class Enhancer(Adversarial):
             Enlarged(factor).matrix(side)  # refuses a factor that does not divide the side
         self.factor, self.noise = factor, noise
         self.generator = UNet(self.shape, (width, 2 * width), blocks=1, patch=2)
-
-    def options(self) -> dict[str, Any]:
-        return {"shape": self.shape, "factor": self.factor, "width": self.width, "noise": self.noise}
 
     def enhance(self, images: Tensor) -> Tensor:
         """Sharpen enlarged images; only what a small image can show is read.  # (n, c, h, w)"""
@@ -222,34 +204,28 @@ class StoredGan:
 
     def code_gan(self, shape: Shape) -> CodeGan:
         """Return the network, which is shared and must not be changed; refuse images of another shape."""
-        network = self._load(shape)
-        if not isinstance(network, CodeGan):
-            raise UsageError(f"The GAN {self.name!r} sharpens images: train one with --kind codes to draw images.")
-        return network
+        return self._load(shape, CodeGan, "sharpens images: train one with --kind codes to draw images")
 
     def enhancer(self, shape: Shape) -> Enhancer:
         """Return the network, which is shared and must not be changed; refuse images of another shape."""
-        network = self._load(shape)
-        if not isinstance(network, Enhancer):
-            raise UsageError(f"The GAN {self.name!r} draws images: train one with --kind enhancer to sharpen images.")
-        return network
+        return self._load(shape, Enhancer, "draws images: train one with --kind enhancer to sharpen images")
 
-    def _load(self, shape: Shape) -> Adversarial:
-        network, digest = _loaded(self.name) if self.trained else _untrained(self.name)
+    def _load(self, shape: Shape, kind: type[T], otherwise: str) -> T:
+        """Return the network; `otherwise` is the end of the sentence that refuses one of another kind."""
+        trained, digest = network_and_digest(self.name, "gans", "GAN")
         check_unchanged(f"GAN {self.name!r}", digest, self.digest)
-        if network.shape != shape:
-            drawn, expected = (" x ".join(map(str, size)) for size in (network.shape, shape))
-            raise UsageError(
-                f"The GAN {self.name!r} makes images of {drawn} (channels, height, width), these are {expected}: "
-                f"{TRAIN['GAN']}."
-            )
+        network = trained if self.trained else _untrained(self.name)
+        assert isinstance(network, Adversarial), "all GANs are"
+        check_images(network.shape, shape, f"The GAN {self.name!r} makes", TRAIN["GAN"])
+        if not isinstance(network, kind):
+            raise UsageError(f"The GAN {self.name!r} {otherwise}.")
         return network
 
 
 def stored_gan(name: str) -> StoredGan:
     """Return the GAN in a folder as a value."""
-    _, digest = _loaded(name)
-    return StoredGan(name, digest, TrainedOn.read(Path(name)).words)
+    _, digest = network_and_digest(name, "gans", "GAN")
+    return StoredGan(name, digest, trained_on(Path(name), "GAN"))
 
 
 def located_gan(name: str, folder: Path) -> str:
@@ -262,23 +238,12 @@ NO_GAN = "none"
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(name: str) -> tuple[Adversarial, str]:
-    where = network_folder(Path(name), "GAN")
-    network = load_network(Path(name), "gans", "GAN")
-    assert isinstance(network, Adversarial), "all GANs are"
-    files = [where / CONFIG, where / WEIGHTS, Path(name) / TRAINED_ON]
-    TrainedOn.read(Path(name))
-    return network, digest_of_files(files)
-
-
-@functools.lru_cache(maxsize=4)
-def _untrained(name: str) -> tuple[Adversarial, str]:
-    _, digest = _loaded(name)
+def _untrained(name: str) -> nn.Module:
     network = load_network(Path(name), "gans", "GAN")
     assert isinstance(network, Adversarial), "all GANs are"
     with torch.no_grad():
         PyTorchDefault().apply(network.generator, stream(0, "untrained"))
-    return network, digest
+    return network
 
 
 def _checked(shape: Sequence[int], width: int) -> tuple[Shape, int]:

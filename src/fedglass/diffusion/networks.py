@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -38,6 +39,26 @@ def checked_shape(noun: str, shape: Sequence[int], *sizes: object) -> Shape:
     return channels, height, width
 
 
+def check_images(made: Shape, images: Shape, network: str, remedy: str) -> None:
+    """Refuse images of another shape than a network makes; `network` begins the sentence, as "The GAN 'x' makes"."""
+    if made != images:
+        expected, got = (" x ".join(map(str, shape)) for shape in (made, images))
+        raise UsageError(f"{network} images of {expected} (channels, height, width), these are {got}: {remedy}.")
+
+
+class Configured(nn.Module):
+    """A network that is built again from its options: the arguments that it was made with, by their names."""
+
+    kind: str
+    """Its registered name."""
+    shape: Shape
+    """Channels, height and width of the images."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that it was made with, for its config.json."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+
 def zeroed(layer: T) -> T:
     """Return the layer with zero weights, so that a block begins as the identity."""
     for parameter in layer.parameters():
@@ -46,7 +67,7 @@ def zeroed(layer: T) -> T:
 
 
 @register("denoisers", "FedglassUNet", summary="a U-Net of two or three resolutions with attention at the coarsest")
-class UNet(nn.Module):
+class UNet(Configured):
     """(noisy images, steps) -> an answer of the images' shape; labels are not looked at.
 
     The network of [Ho et al., 2020, Appendix B] at a size that a processor trains in minutes: residual blocks of two
@@ -91,10 +112,6 @@ class UNet(nn.Module):
         )
         self.finer = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in steps_down)
         self.up = nn.ModuleList(Level(2 * width, width, embedding_width, blocks) for width in self.widths[:-1])
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that it was made with, for its config.json."""
-        return {"shape": self.shape, "widths": self.widths, "blocks": self.blocks, "patch": self.patch}
 
     def forward(self, images: Tensor, steps: Tensor, labels: Tensor | None = None) -> Tensor:
         height, width = images.shape[-2:]
@@ -197,7 +214,7 @@ class ConditionedBlock(nn.Module):
 
 
 @register("denoisers", "FedglassMaskedTransformer", summary="a masked diffusion transformer with classes", paper=PAPER)
-class MaskedDiffusionTransformer(nn.Module):
+class MaskedDiffusionTransformer(Configured):
     """(noisy images, steps, classes) -> an answer of the images' shape.
 
     In training a part of the patches is hidden from the encoder, a small interpolater guesses their features from the
@@ -259,9 +276,7 @@ class MaskedDiffusionTransformer(nn.Module):
         self.out = zeroed(nn.Linear(width, channels * patch**2))
 
     def options(self) -> dict[str, Any]:
-        """Return the options that it was made with, for its config.json."""
-        size = {"patch": self.patch, "width": self.width, "depth": self.depth, "decoder": self.decoder_depth}
-        return {"shape": self.shape, "classes": self.classes, **size, "heads": self.heads}
+        return super().options() | {"decoder": self.decoder_depth}
 
     @property
     def tokens(self) -> int:

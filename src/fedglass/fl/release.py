@@ -84,11 +84,8 @@ class Protection:
         """The release as a filter; None where one of the defences leaves no limits, such as noise."""
         parts = self.release.releases if isinstance(self.release, Chain) else (self.release,)
         is_filter = parts and all(isinstance(part, Filter) and not isinstance(part, Chain) for part in parts)
-        return self.release if is_filter and isinstance(self.release, Filter) and self._plain_steps else None
-
-    @property
-    def _plain_steps(self) -> bool:
-        return self.gradient == MeanGradient()
+        plain = self.gradient == MeanGradient()
+        return self.release if is_filter and isinstance(self.release, Filter) and plain else None
 
 
 def limits_of_zeros(low: Update, high: Update, most: float = math.inf) -> tuple[Update, Update]:

@@ -31,8 +31,6 @@ class Scores:
     matching: Matching
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Requested metrics that were not computed, with the reason."""
-    non_finite: tuple[int, ...] = ()
-    """Originals with a reconstruction that holds NaN or infinity."""
 
 
 def score(
@@ -57,23 +55,12 @@ def score(
     if len(pairing.partner) != len(truth):
         raise DataError(f"Expected a matching of the {len(truth)} originals, got one of {len(pairing.partner)}.")
     guess = pairing.apply(reconstructed.detach().cpu())
-    broken = (~torch.isfinite(guess.flatten(1))).any(1).tolist()
     reasons = {name: why_not(name, tuple(truth.shape[1:])) for name in wanted}
     return Scores(
         values={name: _figures(name, guess, truth) for name in wanted if reasons[name] is None},
         matching=pairing,
         skipped={name: reason for name, reason in reasons.items() if reason is not None},
-        non_finite=tuple(i for i, bad in enumerate(broken) if bad and pairing.partner[i] is not None),
     )
-
-
-def names() -> tuple[str, ...]:
-    """Return the metrics that `score` knows.
-
-    >>> names()
-    ('rmse', 'psnr', 'ssim', 'lpips')
-    """
-    return registry.names("metrics")
 
 
 def metric(name: str) -> Metric:
@@ -127,11 +114,6 @@ class Matching:
     """The reconstruction paired with each original; None where there were too few."""
 
     partner: tuple[int | None, ...]
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The originals without a reconstruction."""
-        return tuple(i for i, p in enumerate(self.partner) if p is None)
 
     def apply(self, reconstructed: Tensor) -> Tensor:
         """Return the reconstructions in the order of the originals, NaN where one is missing.  # -> (n, c, h, w)

@@ -9,7 +9,6 @@ draw the original's negative, and give a completely broken image a fixed score.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from fedglass.core.errors import DataError, UsageError
+from fedglass.core.errors import DataError
 from fedglass.core.metric_scale import Scale
 from fedglass.core.registry import register
 
@@ -52,31 +51,20 @@ class Metric:
     """From the shape of one image: why there is no such figure, or None."""
 
 
-def clip(images: Tensor, peak: float = 1.0) -> Tensor:
-    """Return the images with every pixel moved into [0, peak]; NaN stays NaN.
-
-    The metrics do not clip, since published figures are computed without it. To clip, write `psnr(clip(x), original)`.
-
-    >>> clip(torch.tensor([-0.5, 0.5, 7.0]))
-    tensor([0.0000, 0.5000, 1.0000])
-    """
-    return images.clamp(0.0, peak)
-
-
-def pair(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> tuple[Tensor, Tensor]:
+def pair(reconstructed: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
     """Check both batches; return them as float64 on the CPU, broken pixels as NaN.  # (n, c, h, w) each
 
     >>> pair(torch.tensor([[[[0.5, torch.inf]]]]), torch.tensor([[[[0.25, 1.0]]]]))[0]
     tensor([[[[0.5000,    nan]]]], dtype=torch.float64)
     """
-    truth = originals(original, peak)
+    truth = originals(original)
     guess = batch("reconstructed", reconstructed)
     if guess.shape != truth.shape:
         raise DataError(
             f"Expected reconstructed and original images of the same shape, got {tuple(guess.shape)} and "
             f"{tuple(truth.shape)}: match them first if their numbers differ."
         )
-    sound = torch.where(torch.isfinite(guess), guess.clamp(-MOST_RANGES * peak, MOST_RANGES * peak), torch.nan)
+    sound = torch.where(torch.isfinite(guess), guess.clamp(-MOST_RANGES, MOST_RANGES), torch.nan)
     return sound, truth
 
 
@@ -91,28 +79,26 @@ def batch(name: str, images: Tensor) -> Tensor:
     return images.detach().cpu().double()
 
 
-def originals(images: Tensor, peak: float = 1.0) -> Tensor:
-    """Check a batch of true images: at least one, finite, pixels in [0, peak]."""
+def originals(images: Tensor) -> Tensor:
+    """Check a batch of true images: at least one, finite, pixels in [0, 1]."""
     truth = batch("original", images)
     if len(truth) == 0:
         raise DataError("Expected at least one original image, got none.")
     if not torch.isfinite(truth).all():
         raise DataError("Expected finite original images, got NaN or infinity: the data set is damaged.")
     low, high = truth.min().item(), truth.max().item()
-    if low < -RANGE_SLACK * peak or high > peak * (1 + RANGE_SLACK):
-        raise DataError(
-            f"Expected original pixels in [0, {peak:g}], got [{low:.4g}, {high:.4g}]: undo the whitening first."
-        )
+    if low < -RANGE_SLACK or high > 1 + RANGE_SLACK:
+        raise DataError(f"Expected original pixels in [0, 1], got [{low:.4g}, {high:.4g}]: undo the whitening first.")
     return truth
 
 
-def fill_farthest(guess: Tensor, truth: Tensor, peak: float = 1.0) -> Tensor:
+def fill_farthest(guess: Tensor, truth: Tensor) -> Tensor:
     """Replace broken pixels by the end of the range that is farther from the truth.
 
     >>> fill_farthest(torch.tensor([torch.nan, torch.nan, 0.5]), torch.tensor([0.25, 1.0, 0.5]))
     tensor([1.0000, 0.0000, 0.5000])
     """
-    opposite = torch.where(truth < peak / 2, peak, 0.0).to(guess)
+    opposite = torch.where(truth < 0.5, 1.0, 0.0).to(guess)
     return torch.where(torch.isnan(guess), opposite, guess)
 
 
@@ -126,14 +112,14 @@ def with_worst(scores: Tensor, guess: Tensor, worst: float) -> Tensor:
     return torch.where(torch.isnan(guess).flatten(1).all(1), worst, scores)
 
 
-def mse(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
+def mse(reconstructed: Tensor, original: Tensor) -> Tensor:
     """Return the mean squared pixel difference of each image.  # (n, c, h, w) twice -> (n,)
 
     >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).item()
     0.25
     """
-    guess, truth = pair(reconstructed, original, peak)
-    return (fill_farthest(guess, truth, peak) - truth).square().flatten(1).mean(1)
+    guess, truth = pair(reconstructed, original)
+    return (fill_farthest(guess, truth) - truth).square().flatten(1).mean(1)
 
 
 def rmse(reconstructed: Tensor, original: Tensor) -> Tensor:
@@ -150,28 +136,26 @@ register("metrics", "rmse", summary="root mean squared error")(
 )
 
 
-def psnr(reconstructed: Tensor, original: Tensor, peak: float = 1.0) -> Tensor:
-    """Return 10 log10(peak^2 / MSE) of each image, in dB, at most `MOST_DECIBELS`.  # (n, c, h, w) twice -> (n,)
+def psnr(reconstructed: Tensor, original: Tensor) -> Tensor:
+    """Return -10 log10(MSE) of each image, in dB, at most `MOST_DECIBELS`.  # (n, c, h, w) twice -> (n,)
 
-    Reconstructions are not clipped; use `images.clip` for that. The mean of these values is what DLFA and SME
-    report, which differs from the PSNR of the mean error.
+    Reconstructions are not clipped, since published figures are computed without it. The mean of these values is what
+    DLFA and SME report, which differs from the PSNR of the mean error.
 
     >>> psnr(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).item()
     0.0
     """
-    if not 0 < peak < math.inf:
-        raise UsageError(f"Expected peak as a positive number, got {peak}.")
-    return decibels(mse(reconstructed, original, peak), peak)
+    return decibels(mse(reconstructed, original))
 
 
-def decibels(noise: Tensor, peak: float = 1.0) -> Tensor:
-    """Return 10 log10(peak^2 / noise) of mean squared errors, at most `MOST_DECIBELS`.
+def decibels(noise: Tensor) -> Tensor:
+    """Return -10 log10(noise) of mean squared errors, at most `MOST_DECIBELS`.
 
     >>> decibels(torch.tensor([0.0, 0.01]))
     tensor([100.,  20.])
     """
     # An error of zero is replaced before the logarithm, which would return infinity.
-    return (10 * torch.log10(peak**2 / noise.clamp_min(peak**2 * 1e-30))).clamp_max(MOST_DECIBELS)
+    return (10 * torch.log10(1 / noise.clamp_min(1e-30))).clamp_max(MOST_DECIBELS)
 
 
 register("metrics", "psnr", summary="peak signal-to-noise ratio")(

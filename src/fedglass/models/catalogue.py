@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.core.errors import ModelError, UsageError, refused
-from fedglass.core.registry import Entry, call, find, summaries, takes
+from fedglass.core.registry import Entry, call, find, takes
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import MOST_PIXELS
 from fedglass.models.init import Initialisation, PyTorchDefault
@@ -103,15 +103,6 @@ def build(
     if entry.built_in or not isinstance(init, PyTorchDefault):
         init.apply(model, stream(seed, "init", name))
     return model
-
-
-def names() -> dict[str, str]:
-    """Return name and one-line description of every model.
-
-    >>> names()["resnet18"]
-    'ResNet-18'
-    """
-    return summaries("models")
 
 
 def build_built_in(entry: Entry, shape: Shape, classes: int) -> nn.Module:

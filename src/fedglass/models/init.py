@@ -10,18 +10,19 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedglass.core.errors import DataError, ModelError, UsageError
-from fedglass.core.registry import entries, listed_name, located_at, make, register, split_path
+from fedglass.core.registry import located_at, make, register, split_path
 from fedglass.core.tensors import COUNTER, open_tensors
 from fedglass.core.text import DLFA, DLG
 
@@ -63,7 +64,7 @@ class PyTorchDefault:
         for layer in _weighted(model):
             nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
             if layer.bias is not None:
-                bound = 1 / math.sqrt(max(_fan_in(layer.weight), 1))
+                bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
         _reset_norms(model)
 
@@ -117,7 +118,7 @@ class LeCunTruncatedNormal:
     def apply(self, model: nn.Module, generator: Generator) -> None:
         for layer in _weighted(model):
             # 0.8796 is the deviation of a standard normal cut at two deviations.
-            std = math.sqrt(1 / _fan_in(layer.weight)) / 0.87962566103423978
+            std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
         _reset_others(model)
 
@@ -180,10 +181,6 @@ def _weighted(model: nn.Module) -> Iterator[Weighted]:
     return (layer for layer in model.modules() if isinstance(layer, Weighted))
 
 
-def _fan_in(weight: Tensor) -> int:
-    return weight[0].numel()
-
-
 def _reset_others(model: nn.Module) -> None:
     """Set all that is not drawn: biases to zero, normalisation layers to the identity."""
     for layer in _weighted(model):
@@ -218,11 +215,6 @@ def located(text: str, folder: Path) -> str:
     ('transfer:plans/w.safetensors', 'lecun')
     """
     return located_at(KIND, text, folder)
-
-
-def names() -> dict[str, str]:
-    """Return name and one-line description of every initialisation."""
-    return {listed_name(entry): entry.summary for entry in entries(KIND) if not entry.problem}
 
 
 @register("initialisations", "transfer", summary="the same, but for a first or last layer of another size")
@@ -280,14 +272,11 @@ def _resized_layers(model: nn.Module, path: str) -> dict[str, nn.Module]:
 
 def _sizes(path: str, layers: Sequence[str]) -> Sizes:
     """Return the shapes of these layers' weights, as far as the file has them."""
-    try:
-        with open_tensors(Path(path)) as file:
-            present = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
-            return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in present}
-    except FileNotFoundError:
+    if not Path(path).exists():
         return {}
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, error) from error
+    with _weights_file(path) as file:
+        present = [name for name in layers if f"{name}.weight" in file.keys()]  # noqa: SIM118 (no mapping)
+        return {name: tuple(file.get_slice(f"{name}.weight").get_shape()) for name in present}
 
 
 # Weights from safetensors files, which hold arrays and cannot run code.
@@ -301,14 +290,11 @@ def load_weights(model: nn.Module, path: str) -> None:
     """
     if not Path(path).is_file():
         raise DataError(f"The weights file {path!r} does not exist: give the path of a safetensors file.")
-    try:
-        with open_tensors(Path(path)) as file:
-            name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
-            sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
-            _check(model, sizes, path)
-            tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, error) from error
+    with _weights_file(path) as file:
+        name_in_file = {_OLD_DENSE.sub(r"\1\2", name): name for name in sorted(file.keys())}
+        sizes = {name: tuple(file.get_slice(old).get_shape()) for name, old in name_in_file.items()}
+        _check(model, sizes, path)
+        tensors = {name: file.get_tensor(old) for name, old in name_in_file.items()}
     state = model.state_dict()
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -321,17 +307,22 @@ def load_weights(model: nn.Module, path: str) -> None:
             state[name].copy_(tensor)
 
 
-def unreadable(path: str, error: Exception) -> DataError:
-    """Return the error for a file that is not safetensors; files of PyTorch, as torchvision's, must be converted."""
-    if Path(path).suffix in (".pt", ".pth"):
-        return DataError(
-            f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
-            "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
-        )
-    return DataError(
-        f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
-        "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
-    )
+@contextmanager
+def _weights_file(path: str) -> Iterator[Any]:
+    """Open a safetensors file; files of PyTorch, such as torchvision's, must be converted."""
+    try:
+        with open_tensors(Path(path)) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        if Path(path).suffix in (".pt", ".pth"):
+            raise DataError(
+                f"The weights file {path!r} is one of PyTorch's, which may hold code: if you trust it, convert it once "
+                "with safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
+            ) from error
+        raise DataError(
+            f"The weights file {path!r} cannot be read as safetensors ({error}): it is damaged or of another format. "
+            "Save it again with safetensors.torch.save_file(model.state_dict(), path)."
+        ) from error
 
 
 def _check(model: nn.Module, sizes: Sizes, path: str) -> None:

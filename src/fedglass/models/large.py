@@ -5,7 +5,7 @@ Residual networks [He et al., 2016] are ResNet-18 and -34, the small one of SME,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -27,6 +27,8 @@ from fedglass.models.network import (
 
 POOLED = 8
 """Side of the maps that enter the dense layer of the curious client's networks."""
+WIDTHS = (64, 128, 256, 512)
+"""Channels of the four stages of a residual network."""
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
 MOBILENET_GROUPS = (
@@ -51,6 +53,12 @@ MOBILENET_PAPER = (
     "Sandler, Howard, Zhu, Zhmoginov, Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, "
     "https://arxiv.org/abs/1801.04381"
 )
+
+
+def register_sigmoid(name: str, model: Callable[..., nn.Module], paper: str, whose: str = "") -> None:
+    """Register a model a second time, with sigmoid as its activation."""
+    with_sigmoid = partial(model, activation=nn.Sigmoid)
+    register("models", f"{name}_sigmoid", summary=f"the same with sigmoid{whose}", paper=paper)(with_sigmoid)
 
 
 def dense_layer(entering: int, activation: type[nn.Module]) -> nn.Module:
@@ -113,9 +121,7 @@ def densenet121(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.
     return densenet(shape=shape, classes=classes, blocks=(6, 12, 24, 16), activation=activation)
 
 
-register("models", "densenet121_sigmoid", summary="the same with sigmoid", paper=DENSENET_PAPER)(
-    partial(densenet121, activation=nn.Sigmoid)
-)
+register_sigmoid("densenet121", densenet121, DENSENET_PAPER)
 
 
 def convolution_unit(
@@ -169,9 +175,7 @@ def mobilenet_v2(*, shape: Shape, classes: int, activation: type[nn.Module] = nn
     return network("MobileNetV2", features=nn.Sequential(*parts), mean=GlobalMean(), classifier=classifier)
 
 
-register("models", "mobilenet_v2_sigmoid", summary="the same with sigmoid", paper=MOBILENET_PAPER)(
-    partial(mobilenet_v2, activation=nn.Sigmoid)
-)
+register_sigmoid("mobilenet_v2", mobilenet_v2, MOBILENET_PAPER)
 
 
 class BasicBlock(nn.Module):
@@ -196,27 +200,28 @@ class BasicBlock(nn.Module):
         return cast(Tensor, self.act(branch + self.downsample(inputs)))
 
 
-def stage(
-    block: Callable[[int, int, int], nn.Module], entering: int, width: int, blocks: int, stride: int
-) -> nn.Module:
-    """Return blocks of one width; the first one has the stride."""
-    later = [block(width, width, 1) for _ in range(blocks - 1)]
-    return nn.Sequential(block(entering, width, stride), *later)
+def stages(
+    block: Callable[[int, int, int], nn.Module], widths: Sequence[int], blocks: Sequence[int]
+) -> dict[str, nn.Module]:
+    """Return blocks of each width; from the second width on the first block has stride 2."""
+    named: dict[str, nn.Module] = {}
+    entering, stride = widths[0], 1
+    for i, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
+        later = [block(width, width, 1) for _ in range(count - 1)]
+        named[f"layer{i}"] = nn.Sequential(block(entering, width, stride), *later)
+        entering, stride = width, 2
+    return named
 
 
-def resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int], activation: type[nn.Module]) -> nn.Module:
+def resnet(shape: Shape, classes: int, blocks: Sequence[int], activation: type[nn.Module]) -> nn.Module:
     """Return four stages of widths 64 to 512, global average, one dense layer; torchvision's names."""
-    block = partial(BasicBlock, activation=activation)
     return network(
         "ResNet",
         conv1=first_convolution(shape, 64),
         bn1=nn.BatchNorm2d(64),
         act=activation(),
         maxpool=first_pool(shape),
-        layer1=stage(block, 64, 64, blocks[0], 1),
-        layer2=stage(block, 64, 128, blocks[1], 2),
-        layer3=stage(block, 128, 256, blocks[2], 2),
-        layer4=stage(block, 256, 512, blocks[3], 2),
+        **stages(partial(BasicBlock, activation=activation), WIDTHS, blocks),
         mean=GlobalMean(),
         fc=nn.Linear(512, classes),
     )
@@ -228,12 +233,7 @@ def resnet18(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReL
     return resnet(shape, classes, (2, 2, 2, 2), activation)
 
 
-register(
-    "models",
-    "resnet18_sigmoid",
-    summary="the same with sigmoid, as FedLeak uses it [Fan et al., 2025]",
-    paper=RESNET_PAPER,
-)(partial(resnet18, activation=nn.Sigmoid))
+register_sigmoid("resnet18", resnet18, RESNET_PAPER, ", as FedLeak uses it [Fan et al., 2025]")
 
 
 @register("models", "resnet34", summary="ResNet-34", paper=RESNET_PAPER)
@@ -242,9 +242,7 @@ def resnet34(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReL
     return resnet(shape, classes, (3, 4, 6, 3), activation)
 
 
-register("models", "resnet34_sigmoid", summary="the same with sigmoid", paper=RESNET_PAPER)(
-    partial(resnet34, activation=nn.Sigmoid)
-)
+register_sigmoid("resnet34", resnet34, RESNET_PAPER)
 
 
 @register("models", "resnet8", summary="three residual blocks of 32, 64, 128 channels", paper=SME)
@@ -255,15 +253,12 @@ def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU
     is padded by one, so that 2048 numbers remain at 28x28, then come 1000 units with no activation in front of the last
     layer.
     """
-    block = partial(BasicBlock, activation=activation)
     body = layers(
         conv1=first_convolution(shape, 32),
         bn1=nn.BatchNorm2d(32),
         act=activation(),
         maxpool=first_pool(shape),
-        layer1=stage(block, 32, 32, 1, 1),
-        layer2=stage(block, 32, 64, 1, 2),
-        layer3=stage(block, 64, 128, 1, 2),
+        **stages(partial(BasicBlock, activation=activation), (32, 64, 128), (1, 1, 1)),
         avgpool=nn.AvgPool2d(kernel_size=2, stride=2, padding=1),
     )
     first = nn.Linear(output_size(body.eval(), shape), 1000)
@@ -271,27 +266,21 @@ def resnet8(*, shape: Shape, classes: int, activation: type[nn.Module] = nn.ReLU
     return network("ResNet8", **parts, flat=nn.Flatten(), fc1=first, fc2=nn.Linear(1000, classes)).train()
 
 
-register("models", "resnet8_sigmoid", summary="the same with sigmoid", paper=SME)(
-    partial(resnet8, activation=nn.Sigmoid)
-)
+register_sigmoid("resnet8", resnet8, SME)
 
 
-def curious_resnet(shape: Shape, classes: int, blocks: tuple[int, int, int, int]) -> nn.Module:
+def curious_resnet(shape: Shape, classes: int, blocks: Sequence[int]) -> nn.Module:
     """Return the residual network of the curious client's release, without batch normalisation.
 
     Stem 7x7 with stride 2, four stages of widths 64 to 512, average pooling to 8 x 8, 32,768 numbers into the last
     layer, which has no bias. At 128x128 the maps are 8 x 8 by themselves; smaller ones are enlarged by the pooling, so
     that images of any size fit.
     """
-    block = partial(BasicBlock, normalised=False)
     return network(
         "CuriousResNet",
         conv1=nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False),
         act=nn.ReLU(),
-        layer1=stage(block, 64, 64, blocks[0], 1),
-        layer2=stage(block, 64, 128, blocks[1], 2),
-        layer3=stage(block, 128, 256, blocks[2], 2),
-        layer4=stage(block, 256, 512, blocks[3], 2),
+        **stages(partial(BasicBlock, normalised=False), WIDTHS, blocks),
         pool=nn.AdaptiveAvgPool2d(POOLED),
         flat=nn.Flatten(),
         fc=nn.Linear(512 * POOLED**2, classes, bias=False),

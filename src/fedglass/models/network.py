@@ -92,7 +92,8 @@ class Network:
         self._names, self._ties = _slots(self._module)
         _load_buffers(self._module, buffers)
         if device is not None:
-            _move_buffers(self._module, device)
+            for layer in self._module.modules():  # its parameters are placeholders for the weights of a call
+                layer._buffers.update({n: b.to(device) for n, b in layer._buffers.items() if b is not None})
         if batch_norm is BatchNorm.BATCH:
             _use_batch_statistics(self._module)
         self._owners = {name: _owner(self._module, name) for name in self._names}
@@ -247,12 +248,6 @@ def _load_buffers(module: nn.Module, buffers: Params) -> None:
             )
         path, _, last = name.rpartition(".")
         module.get_submodule(path)._buffers[last] = tensor.detach().clone()
-
-
-def _move_buffers(module: nn.Module, device: torch.device) -> None:
-    """Move the buffers, which are the copy's own; its parameters are placeholders for the weights of a call."""
-    for layer in module.modules():
-        layer._buffers.update({n: b.to(device) for n, b in layer._buffers.items() if b is not None})
 
 
 def _use_batch_statistics(module: nn.Module) -> None:

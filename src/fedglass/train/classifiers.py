@@ -62,17 +62,16 @@ def _from_plan(path: Path) -> dict[str, Any]:
 
 
 def choose_start(plan: Path | None, seed: int, **options: str | int | None) -> ClassifierStart:
-    """Start with data, model, init and size of the plan's federation and of the command line, which wins."""
+    """Start with data, model, init and size of the plan's federation and of the command line, which wins.
+
+    Data without a test split are split here.
+    """
     chosen = {} if plan is None else _from_plan(plan)
     chosen |= {name: value for name, value in options.items() if value is not None}
     missing = [f"--{name}" for name in ("data", "model") if name not in chosen]
     if missing:
         raise UsageError(f"What is to be trained? Give a plan, or {' and '.join(missing)}.")
-    return _start(seed, **chosen)
-
-
-def _start(seed: int, *, data: str, model: str, init: str = "default", size: int | None = None) -> ClassifierStart:
-    """Load the data, split them where they have no test split, and build the model."""
+    data, model, init, size = chosen["data"], chosen["model"], chosen.get("init", "default"), chosen.get("size")
     examples = load(data, size=size)
     test_split = _test_split(data, size, examples)
     if test_split is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +19,11 @@ from fedglass.core.resumable import TrainingProgress, writing_into
 from fedglass.core.rng import derive, stream
 from fedglass.data.dataset import Dataset
 from fedglass.diffusion.autoencoders import Autoencoder, LatentSpace, ThreeLayers, lesson_of, settled
-from fedglass.diffusion.denoiser import Denoiser, Sampler
+from fedglass.diffusion.denoiser import Denoiser, sample
 from fedglass.diffusion.folder import AUTOENCODER, WEIGHTS, load_autoencoder, load_network, save_folder, save_network
 from fedglass.diffusion.gan import Adversarial, CodeGan, Enhancer, adversarial_task
 from fedglass.diffusion.networks import MaskedDiffusionTransformer, UNet
-from fedglass.diffusion.stored import TrainedOn
+from fedglass.diffusion.stored import write_trained_on
 from fedglass.diffusion.training import DenoisingTask, ImageModelTraining, TrainingOptions, masked_loss
 
 PICTURE = "samples.png"
@@ -54,6 +54,30 @@ def contact_sheet(images: Tensor, columns: int = 8) -> Image.Image:
     pixels = (sheet * 255).round().to(torch.uint8).numpy()
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)
+
+
+def _training(
+    network: nn.Module,
+    task: DenoisingTask,
+    options: TrainingOptions,
+    folder: Path,
+    identity: str,
+    write: Callable[[ImageModelTraining], None] | None = None,
+) -> ImageModelTraining:
+    """Return the training that the folder holds, or a new one.
+
+    At every saving `write` stores what others read, and after that comes the state to resume from.
+    """
+
+    def save(training: ImageModelTraining) -> None:
+        with writing_into(folder):
+            if write is not None:
+                write(training)
+            training.write_state(folder, identity)
+
+    training = ImageModelTraining(network, task, options, save)
+    training.resume(folder, identity)
+    return training
 
 
 def _write_picture(folder: Path, images: Tensor) -> None:
@@ -89,9 +113,9 @@ def train_autoencoder(
         torch.manual_seed(derive(options.seed, "autoencoder", "weights"))
         network = ThreeLayers(tuple(images.shape[1:]))
     identity = digest("three layers", repr(pace(options)), of_tensor(data.images))
-    training = _autoencoder_training(network, images, options, folder, identity).run(progress)
+    training = _training(network, lesson_of(images), options, folder, identity).run(progress)
     with writing_into(folder):
-        TrainedOn(data.name, len(data)).write(folder)
+        write_trained_on(folder, data.name, len(data))
         _save(folder, network, training, images)
         stored = load_autoencoder(folder)
         with torch.no_grad():
@@ -114,24 +138,10 @@ def learned_autoencoder(
     steps = None if options.steps is None else max(1, round(SHARE * options.steps))
     shorter = replace(options, steps=steps, minutes=None if options.minutes is None else SHARE * options.minutes)
     identity = digest("autoencoder", repr((options.lr, options.batch_size, options.seed)), of_tensor(images))
-    training = _autoencoder_training(network, images, shorter, folder, identity)
+    training = _training(network, lesson_of(images), shorter, folder, identity)
     if not (folder / WEIGHTS).is_file():
         _save(folder, network, training.run(progress), images)
     return load_autoencoder(folder)
-
-
-def _autoencoder_training(
-    network: LatentSpace, images: Tensor, options: TrainingOptions, folder: Path, identity: str
-) -> ImageModelTraining:
-    """Return the training that the folder holds, or a new one."""
-
-    def write(training: ImageModelTraining) -> None:
-        with writing_into(folder):
-            training.write_state(folder, identity)
-
-    training = ImageModelTraining(network, lesson_of(images), options, write)
-    training.resume(folder, identity)
-    return training
 
 
 def _save(folder: Path, network: LatentSpace, training: ImageModelTraining, images: Tensor) -> None:
@@ -164,7 +174,7 @@ def train_gan(
     if kind not in GANS:
         raise unknown_name("kind of GAN", kind, GANS)
     check_material(data, folder)
-    images, course = 2 * data.images - 1, replace(options, betas=GAN_BETAS)
+    images = 2 * data.images - 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(options.seed, "gan", "weights"))
         shape = tuple(images.shape[1:])
@@ -172,17 +182,14 @@ def train_gan(
     identity = digest("gan", kind, repr(network.options()), repr(pace(options)), of_tensor(data.images))
 
     def write(training: ImageModelTraining) -> None:
-        with writing_into(folder):
-            critic = {name: tensor for name, tensor in network.state_dict().items() if name.startswith("critic.")}
-            save_network(folder, network, training.averaged | critic)
-            TrainedOn(data.name, len(data)).write(folder)
-            training.write_state(folder, identity)
-            if training.share() >= 1:
-                _write_picture(folder, _drawn_by(load_network(folder, "gans", "GAN"), images, options.seed))
+        critic = {name: tensor for name, tensor in network.state_dict().items() if name.startswith("critic.")}
+        save_network(folder, network, training.averaged | critic)
+        write_trained_on(folder, data.name, len(data))
+        if training.share() >= 1:
+            _write_picture(folder, _drawn_by(load_network(folder, "gans", "GAN"), images, options.seed))
 
-    training = ImageModelTraining(network, adversarial_task(images), course, write)
-    training.resume(folder, identity)
-    return training.run(progress)
+    course = replace(options, betas=GAN_BETAS)
+    return _training(network, adversarial_task(images), course, folder, identity, write).run(progress)
 
 
 @torch.no_grad()
@@ -267,22 +274,18 @@ def train_diffusion(
     pictured = 0.0
 
     def write(training: ImageModelTraining) -> None:
-        """Write the model first, the state to resume from last, and a picture every quarter."""
+        """Write the model, and a picture every quarter."""
         nonlocal pictured
         share = training.share()
         # Latents have no bounds.
         denoiser = Denoiser(training.network, lesson.schedule, lesson.prediction, clamp=decode is None)
-        with writing_into(folder):
-            save_folder(folder, training.network, training.averaged, denoiser)
-            training.write_state(folder, identity)
-            if share >= 1 or share - pictured >= 0.25:
-                pictured = share
-                samples = _samples(training, denoiser)
-                _write_picture(folder, samples if decode is None else decode(samples).detach())
+        save_folder(folder, training.network, training.averaged, denoiser)
+        if share >= 1 or share - pictured >= 0.25:
+            pictured = share
+            samples = _samples(training, denoiser)
+            _write_picture(folder, samples if decode is None else decode(samples).detach())
 
-    training = ImageModelTraining(network, lesson, options, write)
-    training.resume(folder, identity)
-    return training.run(progress)
+    return _training(network, lesson, options, folder, identity, write).run(progress)
 
 
 def _samples(training: ImageModelTraining, denoiser: Denoiser) -> Tensor:
@@ -293,7 +296,8 @@ def _samples(training: ImageModelTraining, denoiser: Denoiser) -> Tensor:
     network.eval()
     labels = None if task.labels is None else task.labels[:SAMPLES]
     shape = (SAMPLES if labels is None else len(labels), *task.images.shape[1:])
-    samples = Sampler(steps=30).sample(denoiser, shape, stream(training.options.seed, "samples"), labels)
+    noise = torch.randn(shape, generator=stream(training.options.seed, "samples"))
+    samples = sample(denoiser, noise, 30, labels)
     network.load_state_dict(trained)
     network.train()
     return samples

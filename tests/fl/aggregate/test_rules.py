@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.core.registry import names
+from fedglass.core.registry import make, names
 from fedglass.core.rng import stream
 from fedglass.fl.aggregate.clustering import FreqFed, SignGuard, low_frequencies
 from fedglass.fl.aggregate.coordinates import CentredClipping, GeometricMedian, Median, TrimmedMean
@@ -24,7 +24,6 @@ from fedglass.fl.aggregate.rule import (
     Aggregator,
     WeightedMean,
     cosine_distances,
-    rule,
     squared_distances,
 )
 from fedglass.fl.aggregate.selection import Balance, DnC, Krum, MultiKrum, outlier_scores
@@ -49,7 +48,7 @@ def combined(made: Aggregator, updates: Tensor, seed: int = 0, reference: Tensor
 
 
 def made(name: str) -> Aggregator:
-    return rule(name, **OPTIONS.get(name, {}))
+    return make("rules", name, **OPTIONS.get(name, {}))
 
 
 sizes = st.tuples(st.integers(5, 12), st.integers(2, 30), st.integers(0, 10_000))
@@ -262,7 +261,7 @@ def test_equal_updates_come_back_as_they_are(name: str) -> None:
     """Ties of all kinds: nobody is better than another."""
     updates = torch.ones(7, 5, dtype=torch.float64).cumsum(1) / 10
     found = combined(
-        rule(name, **({"radius": 100.0} if name == "centred_clipping" else OPTIONS.get(name, {}))), updates
+        make("rules", name, **({"radius": 100.0} if name == "centred_clipping" else OPTIONS.get(name, {}))), updates
     )
     torch.testing.assert_close(found.step, updates[0])
     assert found.accepted.any()

@@ -26,19 +26,12 @@ from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.types import Knowledge, Observation, Unknown
 from fedglass.diffusion.autoencoders import LatentSpace, ThreeLayers, lesson_of, settled
-from fedglass.diffusion.folder import (
-    CONFIG,
-    TRAIN,
-    WEIGHTS,
-    Shape,
-    check_unchanged,
-    digest_of_files,
-    load_autoencoder,
-    network_folder,
-)
+from fedglass.diffusion.folder import TRAIN, check_unchanged
 from fedglass.diffusion.gan import CodeGan, StoredGan
-from fedglass.diffusion.stored import TRAINED_ON, TrainedOn
+from fedglass.diffusion.networks import check_images
+from fedglass.diffusion.stored import network_and_digest, trained_on
 from fedglass.diffusion.training import ImageModelTraining, TrainingOptions
+from fedglass.models.network import Shape
 
 OWN, NONE = "own", "none"
 """Values instead of a folder: the adversary trains an autoencoder itself, or uses none."""
@@ -165,18 +158,14 @@ class StoredDecoder:
     def latent_shape(self, knows: Knowledge) -> Shape:
         """Return the shape of one code, without the work of `network`; refuse images of another shape."""
         network = self.network()
-        if network.shape != knows.shape:
-            drawn, expected = (" x ".join(map(str, shape)) for shape in (network.shape, knows.shape))
-            raise UsageError(
-                f"The autoencoder {self.name!r} draws images of {drawn} (channels, height, width), these are "
-                f"{expected}: {TRAIN['autoencoder']}."
-            )
+        check_images(network.shape, knows.shape, f"The autoencoder {self.name!r} draws", TRAIN["autoencoder"])
         return network.latent_shape
 
     def network(self, observation: Observation | None = None) -> LatentSpace:
         """Return the network, which is shared and must not be changed; it does not depend on an observation."""
-        network, digest = _loaded(self.name)
+        network, digest = network_and_digest(self.name, "autoencoders", "autoencoder")
         check_unchanged(f"autoencoder {self.name!r}", digest, self.digest)
+        assert isinstance(network, LatentSpace), "all autoencoders are"
         return network
 
 
@@ -220,25 +209,13 @@ def decoder_named(name: str) -> StoredDecoder | OwnDecoder:
     """Return the decoder `own`, or that of the autoencoder in a folder."""
     if name == OWN:
         return OwnDecoder()
-    _, digest = _loaded(name)
-    return StoredDecoder(name, digest, TrainedOn.read(Path(name)).words)
+    _, digest = network_and_digest(name, "autoencoders", "autoencoder")
+    return StoredDecoder(name, digest, trained_on(Path(name), "autoencoder"))
 
 
 def located_decoder(name: str, folder: Path) -> str:
     """Return `own` and `none` as they are, and any other name as a path relative to the folder."""
     return name if name in (OWN, NONE) else str(folder / Path(name).expanduser())
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(name: str) -> tuple[LatentSpace, str]:
-    where, trained_on = network_folder(Path(name), "autoencoder"), Path(name) / TRAINED_ON
-    if not trained_on.is_file():
-        raise UsageError(
-            f"The folder {name!r} does not say what its network was trained on ({TRAINED_ON} is missing). The report "
-            f"must name it: {TRAIN['autoencoder']}."
-        )
-    digest = digest_of_files([where / CONFIG, where / WEIGHTS, trained_on])
-    return load_autoencoder(Path(name), "autoencoder"), digest
 
 
 @functools.lru_cache(maxsize=4)

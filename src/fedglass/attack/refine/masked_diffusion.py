@@ -27,7 +27,8 @@ from fedglass.core.facts import Fact
 from fedglass.core.registry import register
 from fedglass.core.text import CURIOUS_CLIENT
 from fedglass.core.types import Film, Knowledge
-from fedglass.diffusion.denoiser import ClassModel, Denoiser, Sampler
+from fedglass.diffusion.denoiser import Denoiser, sample, with_guidance
+from fedglass.diffusion.networks import MaskedDiffusionTransformer, check_images
 from fedglass.diffusion.stored import Model, stored
 
 FRAMES = 12
@@ -35,6 +36,7 @@ FRAMES = 12
 BATCH = 64
 """Images that are sampled together, so that memory does not grow with their number."""
 GREY = 0.5
+TRAIN = "train one with `fedglass train diffusion DATA -o DIR --kind transformer`"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def sample_fit(denoiser: Denoiser, decode: Callable[[Tensor], Tensor], steps: in
     slope = 1 / math.sqrt(float(denoiser.schedule.abar[-1]))
 
     def fit_batch(starts: Tensor, labels: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends = Sampler(steps, eta=0.0).end_of(denoiser, starts, torch.Generator(), labels)
+        ends = sample(denoiser, starts, steps, labels)
         with torch.enable_grad():
             ends = ends.detach().requires_grad_()
             pictures = (decode(ends) + 1) / 2
@@ -180,10 +182,14 @@ class MaskedDiffusion:
         _, channels, height, width = refinement.images.shape
         if int(refinement.labels.min()) < 0:
             raise UsageError(f"Labels of mde are classes from 0 on, got {int(refinement.labels.min())}.")
-        model = self._fitting((channels, height, width), int(refinement.labels.max()) + 1).to(refinement.images.device)
+        denoiser, network = self._fitting((channels, height, width), int(refinement.labels.max()) + 1)
+        for part in (network, denoiser.decoder):
+            if part is not None:
+                part.to(refinement.images.device)
         raw = refinement.images.detach().nan_to_num(GREY, GREY, GREY)
-        starts = torch.randn(len(raw), *model.network.shape, generator=refinement.generator).to(raw)
-        fit = sample_fit(model.guided(self.guidance), model.decode, self.steps)
+        starts = torch.randn(len(raw), *network.shape, generator=refinement.generator).to(raw)
+        guided = replace(denoiser, network=with_guidance(network, network.classes, self.guidance))
+        fit = sample_fit(guided, denoiser.decode, self.steps)
         taken, film = self.search.run(fit, starts, refinement.labels, raw, refinement.progress)
         refinement.film(replace(film, frames=film.frames.clamp(0, 1)))
         return taken.clamp(0, 1)
@@ -192,10 +198,20 @@ class MaskedDiffusion:
         """Return the control: the same with an untrained network."""
         return replace(self, model=self.model.untrained())
 
-    def _fitting(self, shape: tuple[int, int, int], classes: int) -> ClassModel:
-        model = ClassModel(self.model.load(), self.model.title)
-        model.check(shape, classes)
-        return model
+    def _fitting(self, shape: tuple[int, int, int], classes: int) -> tuple[Denoiser, MaskedDiffusionTransformer]:
+        """Return the model and its network; refuse other images than it makes, and more classes than it knows."""
+        denoiser, title = self.model.load(), f"The diffusion model {self.model.title}"
+        network = denoiser.network
+        if not isinstance(network, MaskedDiffusionTransformer):
+            raise UsageError(f"{title} takes no class: {TRAIN}.")
+        made = network.shape if denoiser.decoder is None else denoiser.decoder.shape
+        check_images(made, shape, f"{title} makes", TRAIN)
+        if classes > network.classes:
+            raise UsageError(
+                f"{title} knows the classes 0 to {network.classes - 1}, labels go up to {classes - 1} here: {TRAIN}, "
+                "on data with the same classes."
+            )
+        return denoiser, network
 
 
 @register(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedglass.core.errors import UsageError
-from fedglass.core.registry import make, register
+from fedglass.core.registry import register
 
 State = Any
 """The memory of a rule from round to round; `None` for most."""
@@ -140,13 +140,3 @@ def cosine_distances(rows: Tensor) -> Tensor:
     norms = products.diagonal().sqrt()
     cosines = products / (norms[:, None] * norms[None, :]).clamp(min=torch.finfo(torch.float64).tiny)
     return (1 - cosines).clamp(min=0).fill_diagonal_(0)
-
-
-def rule(name: str, **options: object) -> Aggregator:
-    """Return the rule of that name with the given options.
-
-    >>> rule("mean")
-    WeightedMean()
-    """
-    part: Aggregator = make("rules", name, **options)
-    return part

@@ -7,9 +7,9 @@ training is the mean cross entropy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,24 +23,21 @@ IGNORE_NOTHING = -100
 """The class that torch ignores by default; no example has it."""
 
 
-def _check_reduction(name: str, reduction: str) -> None:
-    if reduction not in ("mean", "sum"):
-        raise UsageError(f'loss {name!r}: reduction must be "mean" or "sum", got {reduction!r}.')
-
-
-def _check_weights(name: str, option: str, weights: Sequence[float] | None) -> None:
-    if weights is not None and (not weights or not all(0 <= w < math.inf for w in weights) or not any(weights)):
-        raise UsageError(f"loss {name!r}: {option} must be finite numbers of at least 0, not all 0, got {weights}.")
-
-
-def _check_ignored(name: str, index: object) -> None:
-    if not isinstance(index, int):
-        raise UsageError(f"loss {name!r}: ignore_index must be a whole number, got {index!r}.")
-
-
-def _check_smoothing(name: str, smoothing: float) -> None:
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of a loss that are out of range; each loss has some of these."""
+    smoothing, index = options.get("label_smoothing", 0.0), options.get("ignore_index", IGNORE_NOTHING)
     if not 0 <= smoothing < 1:
         raise UsageError(f"loss {name!r}: label_smoothing must be at least 0 and below 1, got {smoothing}.")
+    for option in ("weight", "pos_weight"):
+        weights = options.get(option)
+        if weights is not None and (not weights or not all(0 <= w < math.inf for w in weights) or not any(weights)):
+            raise UsageError(f"loss {name!r}: {option} must be finite numbers of at least 0, not all 0, got {weights}.")
+    if not 0 < options.get("smooth", 1.0) < math.inf:
+        raise UsageError(f"loss {name!r}: smooth must be positive and finite, got {options['smooth']}.")
+    if options["reduction"] not in ("mean", "sum"):
+        raise UsageError(f'loss {name!r}: reduction must be "mean" or "sum", got {options["reduction"]!r}.')
+    if not isinstance(index, int):
+        raise UsageError(f"loss {name!r}: ignore_index must be a whole number, got {index!r}.")
 
 
 def _weights(name: str, weights: Sequence[float] | None, outputs: Tensor) -> Tensor | None:
@@ -71,10 +68,7 @@ class CrossEntropy:
     targets: ClassVar[TargetKind] = TargetKind.CLASSES
 
     def __post_init__(self) -> None:
-        _check_smoothing("cross_entropy", self.label_smoothing)
-        _check_weights("cross_entropy", "weight", self.weight)
-        _check_reduction("cross_entropy", self.reduction)
-        _check_ignored("cross_entropy", self.ignore_index)
+        _check_options("cross_entropy", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(self, "cross_entropy", outputs, targets)
@@ -93,10 +87,7 @@ class PixelCrossEntropy:
     targets: ClassVar[TargetKind] = TargetKind.PIXELS
 
     def __post_init__(self) -> None:
-        _check_smoothing("pixel_cross_entropy", self.label_smoothing)
-        _check_weights("pixel_cross_entropy", "weight", self.weight)
-        _check_reduction("pixel_cross_entropy", self.reduction)
-        _check_ignored("pixel_cross_entropy", self.ignore_index)
+        _check_options("pixel_cross_entropy", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(self, "pixel_cross_entropy", outputs, targets)
@@ -153,9 +144,7 @@ class BinaryCrossEntropy:
     """The gradient of the outputs is affine in the targets, each output for itself."""
 
     def __post_init__(self) -> None:
-        _check_weights("binary_cross_entropy_with_logits", "weight", self.weight)
-        _check_weights("binary_cross_entropy_with_logits", "pos_weight", self.pos_weight)
-        _check_reduction("binary_cross_entropy_with_logits", self.reduction)
+        _check_options("binary_cross_entropy_with_logits", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         name = "binary_cross_entropy_with_logits"
@@ -179,7 +168,7 @@ class SquaredLoss:
     affine: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_reduction("mse_loss", self.reduction)
+        _check_options("mse_loss", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.mse_loss(outputs, targets, reduction=self.reduction)
@@ -195,7 +184,7 @@ class AbsoluteLoss:
     targets: ClassVar[TargetKind] = TargetKind.NUMBERS
 
     def __post_init__(self) -> None:
-        _check_reduction("l1_loss", self.reduction)
+        _check_options("l1_loss", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.l1_loss(outputs, targets, reduction=self.reduction)
@@ -224,21 +213,15 @@ class Dice:
     targets: ClassVar[TargetKind] = TargetKind.PIXELS
 
     def __post_init__(self) -> None:
-        if not 0 < self.smooth < math.inf:
-            raise UsageError(f"loss 'dice': smooth must be positive and finite, got {self.smooth}.")
-        _check_reduction("dice", self.reduction)
+        _check_options("dice", vars(self))
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        shares, masks = _pixel_shares(outputs), _masks(outputs, targets)
+        shares = outputs.sigmoid() if outputs.shape[1] == 1 else outputs.softmax(1)  # (n, classes, h, w)
+        masks = _masks(outputs, targets)
         both = (shares * masks).flatten(2).sum(2)  # (n, classes)
         either = shares.flatten(2).sum(2) + masks.flatten(2).sum(2)
         losses = 1 - (2 * both + self.smooth) / (either + self.smooth)
         return losses.mean() if self.reduction == "mean" else losses.sum()
-
-
-def _pixel_shares(outputs: Tensor) -> Tensor:
-    """Return the probability of each class at each pixel.  # (n, classes, h, w)"""
-    return outputs.sigmoid() if outputs.shape[1] == 1 else outputs.softmax(1)
 
 
 def _masks(outputs: Tensor, targets: Tensor) -> Tensor:

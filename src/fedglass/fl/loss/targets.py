@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from fedglass.core.errors import DataError, UsageError, unknown_name
 from fedglass.core.losses import Loss, TargetKind, is_class_labels, not_ignored, target_kind
 from fedglass.core.registry import built_in, make
-from fedglass.core.types import Training
 from fedglass.fl.loss.losses import CrossEntropy
 
 SUM_ERROR = 1e-3
@@ -40,13 +39,6 @@ def loss_fields(loss: Loss | None) -> dict[str, Any]:
     if isinstance(loss, CrossEntropy) and loss == CrossEntropy(loss.label_smoothing):
         return {"loss": None, "label_smoothing": loss.label_smoothing}
     return {"loss": loss}
-
-
-def loss_of(training: Training | None) -> Loss:
-    """Return the loss of a training as a part; without a training, mean cross entropy is assumed."""
-    if training is None:
-        return CrossEntropy()
-    return CrossEntropy(training.label_smoothing) if training.loss is None else training.loss
 
 
 def name_and_options(loss: Loss) -> tuple[str, dict[str, Any]] | None:
