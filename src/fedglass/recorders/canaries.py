@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from fedglass.core.rng import stream
 from fedglass.fl.canaries import LENGTH
 from fedglass.models.names import unwrap
 from fedglass.recorders.client import ClientRecorder, folder_name
+from fedglass.recorders.defences import closure_variables
+from fedglass.recorders.hooks import replaced
 from fedglass.recordings.privacy import CanaryKey, keys_folder, store_key
 
 log = logging.getLogger("fedglass")
@@ -61,10 +63,8 @@ class StepCanaries:
         self._names = {id(weight): name for name, weight in unwrap(model).named_parameters()}
         self._included = self.key.canaries.coins().nonzero()[:, 0]
         self._draws = stream(int(self.key.seed, 16), "steps")
-        self.steps = 0
 
-    @contextmanager
-    def inserted(self) -> Iterator[None]:
+    def inserted(self) -> AbstractContextManager[None]:
         """Insert the canaries in all steps of the block, in any thread."""
         optimizer = sys.modules[OPTIMIZERS].DPOptimizer
         plain: Callable[[Any], None] = optimizer.clip_and_accumulate
@@ -73,11 +73,7 @@ class StepCanaries:
             self._insert(private)
             plain(private)
 
-        optimizer.clip_and_accumulate = clip_and_accumulate
-        try:
-            yield
-        finally:
-            optimizer.clip_and_accumulate = plain
+        return replaced(optimizer, {"clip_and_accumulate": clip_and_accumulate})
 
     def _insert(self, private: Any) -> None:
         """Append a Poisson sample of the canaries to the gradients per example, once in each step."""
@@ -94,58 +90,41 @@ class StepCanaries:
                 rows = private._get_flat_grad_sample(weight)
                 weight.grad_sample = torch.cat([rows, chunk[name].to(rows)])
         self.key = self.key.model_copy(update={"names": list(weights)})
-        self.steps += 1
-
-    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
-        """Write key and commitment, or log that there are no canaries."""
-        if not self.steps:
-            log.error(NOT_INSERTED, recorder.client)
-            return
-        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
 
 
 def sampling_rate(private: Any) -> float | None:
     """Return the rate that Opacus's accountant counts with, from the hook that it has in the optimiser."""
-    hook = getattr(private, "step_hook", None)
-    names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
-    variables = dict(zip(names, getattr(hook, "__closure__", None) or (), strict=False))
-    rate = variables["sample_rate"].cell_contents if "sample_rate" in variables else None
+    rate = closure_variables(getattr(private, "step_hook", None)).get("sample_rate")
     return float(rate) * private.accumulated_iterations if isinstance(rate, int | float) else None
 
 
-class UpdateCanaries:
-    """Canaries in the update of a Flower client, before the mod that clips it and adds noise."""
+def insert_canaries(key: CanaryKey, reply: Any, defences: Sequence[Mapping[str, Any]]) -> CanaryKey:
+    """Add the included canaries to the model of a Flower reply, in place, before the mod that clips it and adds noise.
 
-    def __init__(self, count: int) -> None:
-        self.key = CanaryKey.drawn(count, "update")
-        self.inserted = False
-
-    def insert(self, reply: Any, defences: Sequence[Mapping[str, Any]]) -> None:
-        """Add the included canaries to the model of a reply, in place."""
-        norms = [part["options"]["clipping_norm"] for part in defences if part["name"] == DP_MOD]
-        records = list(reply.content.array_records.values())
-        if not norms or len(records) != 1:
-            return
-        arrays = {name: torch.from_numpy(np.array(array.numpy())) for name, array in records[0].items()}
-        names = [name for name, array in arrays.items() if array.is_floating_point()]
-        canaries = self.key.canaries
-        coins = canaries.coins()
-        each = LENGTH * min(norms) / max(1, int(coins.sum())) ** 0.5
-        total = canaries.total({name: arrays[name] for name in names}, coins * each)
-        for name in names:
-            made = (arrays[name] + total[name]).numpy()
-            records[0][name] = type(records[0][name]).from_numpy_ndarray(made)
-        self.key = self.key.model_copy(update={"names": names})
-        self.inserted = True
-
-    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
-        """Write key and commitment, or log that there are no canaries."""
-        if not self.inserted:
-            log.error("No canary was inserted into the update of %r: %s", recorder.client, NO_MOD)
-            return
-        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
+    Return the key with the names of the tensors that hold canaries: none if there is no such mod.
+    """
+    norms = [part["options"]["clipping_norm"] for part in defences if part["name"] == DP_MOD]
+    records = list(reply.content.array_records.values())
+    if not norms or len(records) != 1:
+        return key
+    arrays = {name: torch.from_numpy(np.array(array.numpy())) for name, array in records[0].items()}
+    names = [name for name, array in arrays.items() if array.is_floating_point()]
+    coins = key.canaries.coins()
+    each = LENGTH * min(norms) / max(1, int(coins.sum())) ** 0.5
+    total = key.canaries.total({name: arrays[name] for name in names}, coins * each)
+    for name in names:
+        made = (arrays[name] + total[name]).numpy()
+        records[0][name] = type(records[0][name]).from_numpy_ndarray(made)
+    return key.model_copy(update={"names": names})
 
 
-def key_path(folder: str | Path, client: str) -> Path:
-    """Return the file of a client's keys, next to the folder of its recording."""
-    return keys_folder(folder) / f"{folder_name(client)}.json"
+def store_canaries(recorder: ClientRecorder, folder: str | Path, index: int, key: CanaryKey) -> None:
+    """Write the key next to the folder of the recording and its commitment, or log that there are no canaries."""
+    client = recorder.client
+    if key.names:
+        path = keys_folder(folder) / f"{folder_name(client)}.json"
+        store_key(recorder.writer, path, client, index, key)
+    elif key.unit == "example":
+        log.error(NOT_INSERTED, client)
+    else:
+        log.error("No canary was inserted into the update of %r: %s", client, NO_MOD)

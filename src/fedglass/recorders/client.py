@@ -94,7 +94,7 @@ class ClientRecorder:
         if not reader.steps and not reader.fault:
             log.warning(NO_STEP, self.client)
             return
-        of_model = model_facts(reader.steps, reader.network)
+        of_model = model_facts(reader.steps, reader.first_pass)
         if self.model is not None:
             of_model.pop("model", None)
         self.writer.facts(of_model, source="read")

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fedglass.core.errors import UsageError
@@ -73,32 +72,30 @@ def _divisor(wrapper: Any, options: Mapping[str, Any]) -> float | None:
 
 def _accountant(hook: Any) -> Any:
     """Return the accountant that a hook of its own method `get_optimizer_hook_fn` belongs to."""
-    contents = (cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())
+    contents = closure_variables(hook).values()
     return next((content for content in contents if isinstance(getattr(content, "history", None), list)), None)
 
 
-class PoissonBatches:
-    """The batches that Opacus's data loaders have drawn since the last step."""
-
-    def __init__(self) -> None:
-        self._drawn: list[tuple[float, int]] = []
-
-    def on_batch(self, iterator: Any, batch: Sequence[Tensor]) -> None:
-        """Note a batch that an iterator of a data loader yields, if it is a Poisson sample."""
-        rate = _sample_rate(getattr(iterator, "_index_sampler", None))
-        if rate is not None:
-            self._drawn.append((rate, len(batch[0]) if batch else 0))
-
-    def rate_of_step(self, passes: int, examples: int) -> float | None:
-        """Return the rate at which the examples of a step were drawn; None if it took others than were drawn for it."""
-        drawn, self._drawn = self._drawn, []
-        rates = {rate for rate, _ in drawn}
-        complete = len(drawn) == passes and sum(size for _, size in drawn) == examples
-        return rates.pop() if complete and len(rates) == 1 else None
+def closure_variables(function: Any) -> dict[str, Any]:
+    """Return the variables that a function takes from the functions around it; none of anything else."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
 
 
-def _sample_rate(sampler: Any) -> float | None:
-    """Return the rate of a Poisson sampler; another one may split its batches into smaller ones."""
+def rate_of_step(drawn: Sequence[tuple[float, int]], passes: int, examples: int) -> float | None:
+    """Return the rate at which the examples of a step were drawn; None if it took others than were drawn for it.
+
+    Args:
+        drawn: The rate and the size of each Poisson sample since the previous step.
+    """
+    rates = {rate for rate, _ in drawn}
+    complete = len(drawn) == passes and sum(size for _, size in drawn) == examples
+    return rates.pop() if complete and len(rates) == 1 else None
+
+
+def sample_rate_of(sampler: Any) -> float | None:
+    """Return the rate of a Poisson sampler of Opacus; another one may split its batches into smaller ones."""
     candidates: tuple[Any, Any] = sampler, getattr(sampler, "sampler", None)
     for candidate in candidates:
         kind = type(candidate)

@@ -32,13 +32,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fedglass.core.errors import UsageError
 from fedglass.models.network import FunctionListener, OnCall
-from fedglass.recorders.defences import PoissonBatches, private_step
+from fedglass.recorders.defences import private_step, rate_of_step, sample_rate_of
 from fedglass.recorders.steps import (
     ForwardPass,
     ForwardPasses,
     Gradient,
     LossCall,
-    ObservedNetwork,
     ObservedStep,
     has_weight_penalty,
     tensors_in,
@@ -67,8 +66,8 @@ def warn_once(error: str) -> None:
 
 
 @contextmanager
-def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
-    """Put other functions in a module, in all threads."""
+def replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Put other functions in a module or a class, in all threads."""
     plain = {name: getattr(module, name) for name in functions}
     for name, function in functions.items():
         setattr(module, name, function)
@@ -79,10 +78,10 @@ def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
-    """Tell a listener of losses in `torch.nn.functional`."""
+def listening(module: Any, functions: Iterable[Any], on_call: OnCall) -> AbstractContextManager[None]:
+    """Tell a listener of calls of a module's or a class's functions, with their results."""
 
-    def listening(function: Any) -> Any:
+    def listened(function: Any) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             result = function(*args, **options)
@@ -91,7 +90,7 @@ def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
 
         return call
 
-    return _replaced(F, {function.__name__: listening(function) for function in LOSSES})
+    return replaced(module, {function.__name__: listened(function) for function in functions})
 
 
 def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextManager[None]:
@@ -104,20 +103,7 @@ def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextMana
             on_root(root)
         plain(tensors, *args, **options)
 
-    return _replaced(torch.autograd, {"backward": backward})
-
-
-def listening_batches(on_batch: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
-    """Tell a listener of the batches that torch's data loaders yield."""
-    plain = _BaseDataLoaderIter.__next__
-
-    @functools.wraps(plain)
-    def fetch(iterator: Any) -> Any:
-        batch = plain(iterator)
-        on_batch(iterator, batch)
-        return batch
-
-    return _replaced(_BaseDataLoaderIter, {"__next__": fetch})
+    return replaced(torch.autograd, {"backward": backward})
 
 
 class TrainingReader:
@@ -145,8 +131,7 @@ class TrainingReader:
         self.steps: list[ObservedStep] = []
         self.fault = ""
         """The error that ended the observation; what came before is then not all of the training. Empty without one."""
-        self.network: ObservedNetwork | None = None
-        """The network of the first forward pass."""
+        self.first_pass: ForwardPass | None = None
         self._thread: int | None = None
         self._open = ExitStack()
         self._keep_examples = keep_examples
@@ -155,7 +140,8 @@ class TrainingReader:
         self._passes = ForwardPasses(self._on_begin, self._on_end)
         self._losses: list[LossCall] = []
         self._penalty = False
-        self._batches = PoissonBatches()
+        self._drawn: list[tuple[float, int]] = []
+        """The rate and the size of each Poisson sample that a data loader has yielded since the last step."""
         self._handles: dict[int, RemovableHandle] = {}
         self._norms: dict[int, Tensor] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
@@ -174,9 +160,10 @@ class TrainingReader:
         for handle in handles:
             self._open.callback(handle.remove)
         called = self._harmless(self._on_function)
-        self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
+        self._open.enter_context(listening(F, LOSSES, called) if self.any_thread else FunctionListener(called))
         self._open.enter_context(listening_backward(self._harmless(self._on_backward)))
-        self._open.enter_context(listening_batches(self._harmless(self._on_batch)))
+        fetch = _BaseDataLoaderIter.__next__
+        self._open.enter_context(listening(_BaseDataLoaderIter, [fetch], self._harmless(self._on_batch)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -230,7 +217,7 @@ class TrainingReader:
                 self._handles[id(parameter)] = handle
 
     def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
-        self.network = self.network or forward.network
+        self.first_pass = self.first_pass or forward
         for tensor in outputs:
             on_gradient(tensor, self._harmless(forward.on_gradient))
 
@@ -255,9 +242,10 @@ class TrainingReader:
         """Note a penalty on the weights, as FedProx has one."""
         self._penalty = self._penalty or (self._observes_thread() and has_weight_penalty(root))
 
-    def _on_batch(self, iterator: Any, batch: Any) -> None:
-        if self._observes_thread():
-            self._batches.on_batch(iterator, list(tensors_in([batch])))
+    def _on_batch(self, function: Any, args: tuple[Any, ...], options: Mapping[str, Any], batch: Any) -> None:
+        rate = sample_rate_of(getattr(args[0], "_index_sampler", None)) if self._observes_thread() else None
+        if rate is not None:
+            self._drawn.append((rate, len(next(tensors_in([batch]), ()))))
 
     # Steps
 
@@ -297,9 +285,9 @@ class TrainingReader:
         passes = [forward for forward in self._passes.since_step if forward.used]
         losses = [loss for loss in self._losses if loss.used]
         rows = self._rows_of([forward.inputs for forward in passes])
-        self._pending["sample_rate"] = self._batches.rate_of_step(len(passes), len(rows))
+        self._pending["sample_rate"] = rate_of_step(self._drawn, len(passes), len(rows))
         self.steps.append(ObservedStep.of(self._pending, passes, losses, rows, penalty=self._penalty))
-        self._losses, self._penalty = [], False
+        self._losses, self._drawn, self._penalty = [], [], False
         self._passes.since_step.clear()
         self._norms.clear()
         weights = (parameter for group in optimiser.param_groups for parameter in group["params"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
-from fedglass.recorders.canaries import ANNOUNCED, StepCanaries
+from fedglass.recorders.canaries import ANNOUNCED, StepCanaries, store_canaries
 from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recorders.steps import ObservedStep
@@ -75,7 +75,7 @@ def recording(
     with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
         if inserted is not None:
-            inserted.store(recorder, folder, round)
+            store_canaries(recorder, folder, round, inserted.key)
 
 
 @contextmanager

@@ -23,16 +23,6 @@ NETWORK_OUTPUT = "made by a network"
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class ObservedNetwork(NamedTuple):
-    """A network, as a forward pass shows it."""
-
-    module: nn.Module | None
-    shape: tuple[int, ...] | None
-    """The shape of one input."""
-    outputs: int | None
-    """The number of outputs of a classifier."""
-
-
 @dataclass(eq=False)
 class ForwardPass:
     """A forward pass of the network."""
@@ -53,13 +43,12 @@ class ForwardPass:
     """The outputs of a classifier."""
     results: Sequence[Tensor] = ()
     """All outputs, of any shape."""
+    shape: tuple[int, ...] | None = None
+    """The shape of one input."""
+    outputs: int | None = None
+    """The number of outputs of a classifier."""
     used: bool = False
     """Whether a gradient came back through it."""
-
-    @property
-    def network(self) -> ObservedNetwork:
-        shape = None if self.inputs is None else tuple(self.inputs.shape[1:])
-        return ObservedNetwork(self.module, shape, self.logits[0].shape[1] if self.logits else None)
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
@@ -132,8 +121,10 @@ class ForwardPasses:
         if self._has_weights:
             forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
             forward.results = [tensor.detach() for tensor in outputs]
+            forward.outputs = forward.logits[0].shape[1] if forward.logits else None
         if not any(forward is earlier for earlier in self.since_step):
             self.since_step.append(forward)
+            forward.shape = None if forward.inputs is None else tuple(forward.inputs.shape[1:])
             self._on_end(forward, outputs)
 
 
@@ -201,7 +192,6 @@ class LossCall:
     label_smoothing: float
     plain: bool
     """Whether all examples have the same weight, and none is ignored."""
-    logits: Tensor | None = None  # (n, classes)
     inputs: Tensor | None = None
     """What the loss was computed on, of any shape."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -214,15 +204,14 @@ class LossCall:
     def of(cls, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Self:
         """Read the arguments of a call."""
         arguments = dict(zip(("input", "target", "weight"), args, strict=False)) | dict(options)
-        logits, target = arguments.get("input"), arguments.get("target")
+        inputs, target = arguments.get("input"), arguments.get("target")
         return cls(
-            "cross_entropy" if name == "nll_loss" and _is_log_softmax(logits) else name,
+            "cross_entropy" if name == "nll_loss" and _is_log_softmax(inputs) else name,
             target.detach() if isinstance(target, Tensor) else None,
             str(arguments.get("reduction", "mean")),
             float(arguments.get("label_smoothing", 0.0) or 0.0),
             arguments.get("weight") is None and not _has_ignored(target, arguments.get("ignore_index", -100)),
-            logits.detach() if isinstance(logits, Tensor) and logits.dim() == 2 else None,
-            logits.detach() if isinstance(logits, Tensor) else None,
+            inputs.detach() if isinstance(inputs, Tensor) else None,
             {name: value for name, value in arguments.items() if name not in ("input", "target")},
         )
 
@@ -239,12 +228,16 @@ class LossCall:
         self.weight += float(gradient.sum()) * examples
 
     def is_of(self, outputs: Sequence[Tensor]) -> bool:
-        """Check whether the logits are outputs of a network, up to a constant that a softmax removes."""
-        logits = self.logits
-        return logits is None or any(
-            logits.shape == output.shape
-            and bool(torch.allclose(logits.float().log_softmax(1), output.float().log_softmax(1), atol=1e-3))
-            for output in outputs
+        """Check whether logits are outputs of a network, up to a constant that a softmax removes."""
+        logits = self.inputs
+        return (
+            logits is None
+            or logits.dim() != 2
+            or any(
+                logits.shape == output.shape
+                and bool(torch.allclose(logits.float().log_softmax(1), output.float().log_softmax(1), atol=1e-3))
+                for output in outputs
+            )
         )
 
 
@@ -287,36 +280,38 @@ class ObservedStep:
     """What Opacus says of the step; None without Opacus."""
     sample_rate: float | None
     """The rate at which a data loader of Opacus drew each example of it; None of any other batch."""
-    autocast: bool
-    passes: int
-    """The number of forward passes; more than one if gradients were accumulated."""
+    by_hand: bool
+    """Whether weights were written outside of optimisers, since the previous step or after the last one."""
+    passes: tuple[ForwardPass, ...]
+    """More than one if gradients were accumulated; their tensors are no longer kept."""
     rows: tuple[bytes, ...]
     """A digest of each example."""
     labels: tuple[int, ...] | None
     """The targets of the loss; None if they are not classes, or not as many as examples."""
     losses: tuple[LossCall, ...]
-    batch_norm: frozenset[bool]
-    dropout: bool
-    drew_random: bool
-    """Whether the network drew random numbers."""
-    input_tensors: int
-    """The number of tensors that entered the network."""
-    by_hand: bool
-    """Whether weights were written outside of optimisers, since the previous step or after the last one."""
     changed_outputs: bool
     """Whether a loss was computed on something else than outputs of the network, such as scaled logits."""
     penalty: bool
     """Whether the objective depends on weights on another way than through the network."""
-    module: nn.Module | None
-    shape: tuple[int, ...] | None
-    """The shape of one input."""
-    outputs: int | None
-    objective: NamedObjective | None = None
+    objective: NamedObjective | None
     """The loss by name with its options and targets; None if it has no name."""
 
     @property
     def examples(self) -> int:
         return len(self.rows)
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.passes[0].module if self.passes else None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one input."""
+        return self.passes[0].shape if self.passes else None
+
+    @property
+    def autocast(self) -> bool:
+        return any(forward.autocast for forward in self.passes)
 
     @classmethod
     def of(
@@ -327,26 +322,22 @@ class ObservedStep:
         rows: Sequence[bytes],
         penalty: bool,
     ) -> Self:
-        """Summarise the passes and losses since the previous step."""
+        """Summarise the passes and losses since the previous step, and let go of the tensors of the passes."""
         logits = [output for forward in passes for output in forward.logits]
-        network = passes[0].network if passes else ObservedNetwork(None, None, None)
-        return cls(
+        step = cls(
             **optimiser,
-            passes=len(passes),
+            passes=tuple(passes),
             rows=tuple(rows),
             labels=_labels(losses, len(rows)),
             losses=tuple(losses),
-            batch_norm=frozenset(mode for forward in passes for mode in forward.batch_norm),
-            dropout=any(forward.dropout for forward in passes),
-            drew_random=any(forward.drew_random for forward in passes),
-            input_tensors=max((forward.input_tensors for forward in passes), default=1),
-            autocast=any(forward.autocast for forward in passes),
             changed_outputs=bool(logits)
             and not all(loss.is_of(logits) for loss in losses if loss.name == "cross_entropy"),
             penalty=penalty,
-            **network._asdict(),
             objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
+        for forward in passes:
+            forward.inputs, forward.logits, forward.results = None, (), ()
+        return step
 
 
 def _labels(losses: Sequence[LossCall], examples: int) -> tuple[int, ...] | None:
