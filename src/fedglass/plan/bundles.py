@@ -28,7 +28,7 @@ from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
-from fedglass.recordings.privacy import claims_by_client
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
@@ -93,7 +93,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         unaudited_clients=unaudited_clients(selection),
         extra_payload=extra_payload(selection, model),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
-        epsilons=claims_by_client(bundle),
+        epsilons=recorded_epsilons(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,

@@ -253,8 +253,9 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         "needed": _missing_keys(bundle),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
         "epsilons": [
-            {"client": epsilon.client, "words": str(epsilon.claim), **epsilon.claim.details}
-            for epsilon in recorded_epsilons(bundle)
+            {"client": client, "words": str(claim), **claim.details}
+            for client, claims in recorded_epsilons(bundle).items()
+            for claim in claims
         ],
         "adaptive_clipping": adapts_clipping(bundle),
         "attacks": [

@@ -93,7 +93,7 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
         facts = facts_with_observed(bundle, message.client, index, update)
         texts = list(_in_facts(facts))
         if update is not None:
-            defences = preferred(facts, "defences", preferred(bundle.facts, "defences", []))
+            defences = bundle.defences_of(message.client, index) or []
             texts += _in_defences(update, defences)
             contradictions += [
                 Contradiction(index, message.client, text, statistics_only=True)
@@ -103,7 +103,7 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
             if not defences:  # whose noise may be on all that is sent
                 untrained = [(names or {}).get(name, name) for name in preferred(facts, "untrained", [])]
                 texts += _in_untrained(update, untrained)
-        texts += _in_filters(bundle, facts)
+        texts += _in_filters(facts, bundle.defences_of(message.client, index))
         contradictions += [Contradiction(index, message.client, text) for text in texts]
     return contradictions
 
@@ -133,9 +133,8 @@ def _is_explained(name: str, values: Mapping[Source, Any], facts: FactSheet) -> 
     return False
 
 
-def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:
+def _in_filters(facts: FactSheet, defences: list[dict[str, Any]] | None) -> Iterator[str]:
     """Compare the filters that a message passed with the declared defences."""
-    defences = preferred(facts, "defences", preferred(bundle.facts, "defences"))
     if defences is None:
         return
     declared = [part["name"] for part in defences]
@@ -241,7 +240,7 @@ def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
     all_updates = (update_of(bundle, message.client, index) or {} for message in round_.messages)
     if stands_still and any(bool(tensor.any()) for update in all_updates for tensor in update.values()):
         yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
-    rule = preferred(round_.facts, "rule", preferred(bundle.facts, "rule"))
+    rule = bundle.rule_of(index)
     if rule is None or rule["name"].lower() not in MEANS:
         return
     if rule.get("options") or preferred(bundle.facts, "defences"):

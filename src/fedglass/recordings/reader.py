@@ -101,6 +101,19 @@ class Bundle:
         always = self.manifest.always.get(client, {})
         return always if message is None else overlay(always, message.facts)
 
+    def received_from(self, client: str) -> dict[int, FileRef]:
+        """Return the files of what the server got from a client, by round."""
+        messages = ((index, self.message(client, index)) for index in self.rounds)
+        return {index: m.received for index, m in messages if m is not None and m.received is not None}
+
+    def defences_of(self, client: str, index: int) -> list[dict[str, Any]] | None:
+        """Return the defences of a client in a round, or else those of the whole federation; None if unknown."""
+        return preferred(self.facts_of(client, index), "defences", preferred(self.facts, "defences"))
+
+    def rule_of(self, index: int) -> dict[str, Any] | None:
+        """Return the aggregation rule of a round, or else that of the whole federation; None if unknown."""
+        return preferred(self.rounds[index].facts, "rule", preferred(self.facts, "rule"))
+
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""
         return dict(self._cache.read(self.folder, ref))

@@ -191,7 +191,7 @@ def moved_below_precision(update: Params, stored: Params, before: Params | None)
 
 def rule_of(bundle: Bundle, index: int) -> str:
     """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
-    rule = preferred(bundle.rounds[index].facts, "rule", preferred(bundle.facts, "rule"))
+    rule = bundle.rule_of(index)
     if rule is None:
         return UNKNOWN_RULE
     options = rule.get("options") or {}
