@@ -181,15 +181,14 @@ def _defences(
         if not isinstance(table.defended, list):
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
-    of_all = preferred(bundle.facts, "defences")
     declared = [
-        (client, preferred(bundle.facts_of(client, index), "defences", of_all))
+        (client, bundle.defences_of(client, index))
         for index in selection.rounds
         for client in selection.aggregated_clients(index) or clients
     ]
+    parts_by_client = {client: parts for client, parts in declared if parts is not None}
     if any(parts is None for _, parts in declared):
         return None, {}
-    parts_by_client = dict(declared)
     texts = {client: tuple(map(_defence_text, parts)) for client, parts in parts_by_client.items()}
     # One protection is run again for all rounds of a client: adaptive clipping has another norm in each.
     changing = {client for client, parts in declared if parts != parts_by_client[client]}
@@ -197,13 +196,11 @@ def _defences(
     return texts, {
         client: protection
         for client, protection in protections.items()
-        if protection is not None and client not in changing and not _counts_buffers(protection, has_buffers)
+        if protection is not None
+        and client not in changing
+        # A filter of another framework takes running statistics into account, which no replay has.
+        and not (has_buffers and any(isinstance(part, FILTERS) for part in named_parts(protection.release)))
     }
-
-
-def _counts_buffers(protection: Protection, has_buffers: bool) -> bool:
-    """Return whether a filter of another framework takes running statistics into account, which no replay has."""
-    return has_buffers and any(isinstance(part, FILTERS) for part in named_parts(protection.release))
 
 
 def _defence_text(part: Mapping[str, Any]) -> str:

@@ -302,11 +302,7 @@ def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
         for names in [clients] if selection.view == "aggregate" else [(name,) for name in clients]:
             participants = tuple(participant_of(bundle, name, index, {}) for name in names)
             look = ViewBuilder(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
-            moved = any(_moved_statistics(bundle, name, index) for name in names)
+            updates = [update_of(bundle, name, index) or {} for name in names]
+            means = (tensor for update in updates for name, tensor in update.items() if name.endswith(MEAN))
+            moved = any(bool(mean.any()) for mean in means)  # running statistics that the training moved
             yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if moved else set())
-
-
-def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
-    """Check that running statistics came with the message, and that the training moved them."""
-    update = update_of(bundle, client, index) or {}
-    return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -49,7 +50,10 @@ class StrategyRecorder:
         if (Path(bundle) / MANIFEST).exists():
             raise UsageError(f"{bundle} holds a bundle already: choose another folder for this run.")
         self.writer = BundleWriter(bundle, writer="server", facts=facts)
-        self.writer.facts({"framework": _framework()}, source="read")
+        framework = "flwr"
+        with suppress(PackageNotFoundError):
+            framework = f"flwr {version('flwr')}"
+        self.writer.facts({"framework": framework}, source="read")
         self._called: dict[int, list[int]] = {}
         """By round, the nodes that were called."""
         self._names: dict[int, str] = {}
@@ -132,7 +136,8 @@ class StrategyRecorder:
     def received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
         """Store what `received` does, for the older API."""
         round_, self._replies = self.writer.round(index), {}
-        secure = _aggregated_securely(results)
+        # Where only the sum of the replies is visible, Flower hands it out as each client's reply.
+        secure = len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
         self.writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
         replied = set()
         for client, result in results:
@@ -215,13 +220,6 @@ def _by_name(reply: Any) -> tuple[bool, int, str]:
     return False, len(name), name
 
 
-def _framework() -> str:
-    try:
-        return f"flwr {version('flwr')}"
-    except PackageNotFoundError:
-        return "flwr"
-
-
 def _model_record(message: Any, strategy: Any) -> Any:
     """Return the record that holds the model: under the strategy's own key, or the first."""
     records = message.content.array_records
@@ -269,11 +267,6 @@ def arrays_of_bytes(parameters: Any) -> dict[str, Any]:
     return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
 
 
-def _aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
-    """Check whether only the sum of the replies is visible: Flower then hands out the sum as each client's reply."""
-    return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
-
-
 # Facts that a strategy shows: the aggregation rule with options, and the privacy that it counts.
 
 
@@ -295,7 +288,9 @@ def rule_of(strategy: object, clients: int | None = None) -> Part:
     if inner:
         own_class = next(_classes(outer))
         return {"name": own_class.__name__, "options": {**_attributes(outer), "of": rule_of(inner[0], clients)}}
-    kind = _aggregating(outer)
+    methods = ("aggregate_train", "aggregate_fit")
+    defining = (kind for kind in _classes(outer) if any(name in vars(kind) for name in methods))
+    kind = next(defining, type(outer))
     return _known_rule(kind, outer, clients) or {"name": kind.__name__, "options": _attributes(outer)}
 
 
@@ -310,13 +305,6 @@ def privacy_spent(strategy: Any) -> dict[str, Any] | None:
 def _classes(strategy: object) -> Iterator[type]:
     """Yield the classes of a strategy without those of fedglass."""
     return (kind for kind in type(strategy).__mro__ if not kind.__module__.startswith("fedglass."))
-
-
-def _aggregating(strategy: object) -> type:
-    """Return the class that defines how a strategy aggregates."""
-    methods = ("aggregate_train", "aggregate_fit")
-    defining = (kind for kind in _classes(strategy) if any(name in vars(kind) for name in methods))
-    return next(defining, type(strategy))
 
 
 def _attributes(strategy: object) -> dict[str, Any]:

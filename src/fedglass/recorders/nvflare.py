@@ -179,11 +179,14 @@ class ReceivedFilter(_Recorder):
         tensors, form, dxo = arrays
         round_.received(client, tensors, form=form)
         weight = dxo.get_meta_prop(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
+        # Next to its model a reply may hold anything: SCAFFOLD's control variates are in the properties.
+        entries = {name: value for name, value in shareable.items() if name not in PAYLOAD}
+        properties = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
         facts = {
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
-            "filters": passed_filters(dxo.get_filter_history()) or None,
-            EXTRA_ARRAYS: _extras(shareable, dxo) or None,
+            "filters": [str(name) for name in dxo.get_filter_history() or [] if name not in HARMLESS] or None,
+            EXTRA_ARRAYS: sizes_of_extras({**entries, **properties}) or None,
             LEDGER: svt_ledger(*(dxo.get_meta_prop(name) for name in SVT_LEDGERS)),
         }
         writer.training(client, index, facts, source="read")
@@ -263,13 +266,6 @@ def _arrays(shareable: Any) -> tuple[dict[str, Any], Form, DXO] | None:
     return {str(name): value for name, value in dxo.data.items()}, FORMS[dxo.data_kind], dxo
 
 
-def _extras(shareable: Any, dxo: DXO) -> dict[str, Any]:
-    """Return the sizes of what a reply holds next to its model: SCAFFOLD's control variates are in its properties."""
-    entries = {name: value for name, value in shareable.items() if name not in PAYLOAD}
-    properties = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
-    return sizes_of_extras({**entries, **properties})
-
-
 def _round(shareable: Any) -> int | None:
     index = shareable.get_header(CURRENT_ROUND)
     return int(index) if isinstance(index, int) else None
@@ -291,16 +287,13 @@ def defences_of(fl_ctx: Any, kind: str, steps: object = 1) -> list[dict[str, Any
     A filter does not know its neighbours. The client's runner, which is in the context, has all of them: those of the
     job and those that the site itself adds.
     """
+    protecting = (part for part in _filters(fl_ctx) if type(part).__name__ not in HARMLESS)
     return [
         nvflare_defence(part, _options(part), kind, steps)
-        for part in _filters(fl_ctx)
-        if _protects(part) and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
+        for part in protecting
+        if type(part).__module__.partition(".")[0] != "fedglass"
+        and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
     ]
-
-
-def passed_filters(history: Any) -> list[str]:
-    """Return the filters that a message passed, by its own history."""
-    return [str(name) for name in history or [] if name not in HARMLESS]
 
 
 def _filters(fl_ctx: Any) -> Iterator[Any]:
@@ -309,11 +302,6 @@ def _filters(fl_ctx: Any) -> Iterator[Any]:
     yield from (getattr(scope, SITE_FILTERS, None) or {}).get(FilterKey.OUT, [])
     task = f"{fl_ctx.get_prop(FLContextKey.TASK_NAME)}{FilterKey.DELIMITER}{FilterKey.OUT}"
     yield from (getattr(runner, SITE_FILTERS, None) or {}).get(task) or []
-
-
-def _protects(part: Any) -> bool:
-    ours = type(part).__module__.partition(".")[0] == "fedglass"
-    return not ours and type(part).__name__ not in HARMLESS
 
 
 def _options(part: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from fedglass.models.names import unwrap
 from fedglass.recorders.canaries import ANNOUNCED, StepCanaries, store_canaries
 from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.steps import ObservedStep
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.reader import equal_up_to_rounding
 from fedglass.recordings.writer import TRUTH
@@ -71,7 +70,9 @@ def recording(
     before = state_of(model)
     with recorder.reader() as reader, inserted.inserted() if inserted is not None else nullcontext():
         yield recorder
-    reader.steps = _steps_of(model, reader.steps)
+    # The steps that trained this model; all steps if none did, since it may have been loaded afterwards.
+    weights = {id(weight) for weight in model.parameters()}
+    reader.steps = [step for step in reader.steps if weights & step.weights] or reader.steps
     with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
         if inserted is not None:
@@ -103,12 +104,6 @@ def _write(
     round_.received(client, after)
     with log_and_continue(f"could not record the training of {client!r}"):
         recorder.trained(index, reader)
-
-
-def _steps_of(model: nn.Module, steps: list[ObservedStep]) -> list[ObservedStep]:
-    """Return the steps that trained this model; all steps if none did, since it may have been loaded afterwards."""
-    weights = {id(weight) for weight in model.parameters()}
-    return [step for step in steps if weights & step.weights] or steps
 
 
 def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:

@@ -78,8 +78,10 @@ class ForwardPasses:
         first = next(tensors_in(inputs), None)
         if self._depth == 0:
             self._begin(module, inputs, first)
-        elif self._current is not None and self._current.inputs is None and _is_data(first):
-            self._current.inputs = _copy(first)
+        elif self._current is not None and self._current.inputs is None:
+            # Data are neither a weight nor computed from any.
+            is_data = first is not None and first.grad_fn is None and not isinstance(first, nn.Parameter)
+            self._current.inputs = _copy(first) if is_data else None
         self._depth += 1
         if self._current is not None:
             _inspect(self._current, module)
@@ -131,11 +133,6 @@ class ForwardPasses:
 def _copy(inputs: Tensor | None) -> Tensor | None:
     """Return a copy, since a batch may be overwritten before the step is taken."""
     return None if inputs is None else inputs.detach().clone()
-
-
-def _is_data(tensor: Tensor | None) -> bool:
-    """Check that a tensor is neither a weight nor computed from any."""
-    return tensor is not None and tensor.grad_fn is None and not isinstance(tensor, nn.Parameter)
 
 
 def _inspect(forward: ForwardPass, module: nn.Module) -> None:
@@ -205,12 +202,17 @@ class LossCall:
         """Read the arguments of a call."""
         arguments = dict(zip(("input", "target", "weight"), args, strict=False)) | dict(options)
         inputs, target = arguments.get("input"), arguments.get("target")
+        # The negative log-likelihood of logarithms of probabilities is the cross entropy.
+        if name == "nll_loss" and isinstance(inputs, Tensor):
+            name = "cross_entropy" if bool((inputs.detach().logsumexp(1).abs() < 1e-3).all()) else name
+        is_class = isinstance(target, Tensor) and not target.is_floating_point()
+        ignores = is_class and bool((target == arguments.get("ignore_index", -100)).any())
         return cls(
-            "cross_entropy" if name == "nll_loss" and _is_log_softmax(inputs) else name,
+            name,
             target.detach() if isinstance(target, Tensor) else None,
             str(arguments.get("reduction", "mean")),
             float(arguments.get("label_smoothing", 0.0) or 0.0),
-            arguments.get("weight") is None and not _has_ignored(target, arguments.get("ignore_index", -100)),
+            arguments.get("weight") is None and not ignores,
             inputs.detach() if isinstance(inputs, Tensor) else None,
             {name: value for name, value in arguments.items() if name not in ("input", "target")},
         )
@@ -239,16 +241,6 @@ class LossCall:
                 for output in outputs
             )
         )
-
-
-def _is_log_softmax(logits: Any) -> bool:
-    """Check for logarithms of probabilities: their negative log-likelihood is the cross entropy."""
-    return isinstance(logits, Tensor) and bool((logits.detach().logsumexp(1).abs() < 1e-3).all())
-
-
-def _has_ignored(target: Any, index: int) -> bool:
-    is_class = isinstance(target, Tensor) and not target.is_floating_point()
-    return is_class and bool((target == index).any())
 
 
 class Gradient(NamedTuple):

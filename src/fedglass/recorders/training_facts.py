@@ -14,7 +14,7 @@ from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.defences import privacy_facts
-from fedglass.recorders.steps import ForwardPass, Gradient, ObservedStep
+from fedglass.recorders.steps import ForwardPass, ObservedStep
 from fedglass.recordings.facts import INPUTS, OBJECTIVE, RESERVATION_IDS, RESERVATIONS, UNKNOWN_LOSS
 from fedglass.recordings.privacy import draws_poisson
 
@@ -228,15 +228,12 @@ def _loss_factor(step: ObservedStep) -> float:
     return factor
 
 
-def _unscaled(step: ObservedStep, gradient: Gradient) -> Gradient:
-    """Return the gradient without the factor that mixed precision puts before the loss."""
-    scale = sum(loss.weight for loss in step.losses) if step.autocast else 1.0
-    return gradient._replace(before=gradient.before / scale) if scale > 0 else gradient
-
-
 def _clip(steps: Sequence[ObservedStep], reservations: Reservations) -> float | None:
     """Return the norm to which gradients were clipped between backward and the step; None if they were not."""
-    gradients = [_unscaled(step, step.gradient) for step in steps if step.gradient is not None]
+    gradients = [step.gradient for step in steps if step.gradient is not None]
+    # Without the factor that mixed precision puts before the loss.
+    scales = [sum(loss.weight for loss in step.losses) if step.autocast else 1.0 for step in steps if step.gradient]
+    gradients = [g._replace(before=g.before / s) if s > 0 else g for g, s in zip(gradients, scales, strict=True)]
     changed = [g for g in gradients if not g.same_direction or not g.same_length(NEGLIGIBLE)]
     if not changed:
         return None

@@ -73,9 +73,12 @@ def _of_client(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
         yield from epsilon_claims(chain, releases, entries) if budgeted else ()
     except (FedglassError, TypeError, ArithmeticError):
         return
+    counted, calls = (_number((ledger if isinstance(ledger, dict) else {}).get(key)) for key in ("epsilon", "releases"))
     for part in chain.releases:
-        if isinstance(part, SVTPrivacy) and isinstance(ledger, dict):
-            yield from _of_ledger(part, ledger, releases, entries)
+        if isinstance(part, SVTPrivacy) and counted is not None and calls is not None:
+            times, spent = max(releases, int(calls)), part.spent(entries)
+            why = f"one release of {entries:,} entries costs {spent:.6g}"
+            yield EpsilonClaim("the ledger of SVTPrivacy", counted, spent * times, 0.0, times, why)
 
 
 def _of_steps(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
@@ -111,15 +114,6 @@ def _counted(accountant: Any) -> list[Mechanism]:
         return [Mechanism(noise, rate, int(float(steps))) for noise, rate, steps in history or ()]
     except (FedglassError, TypeError, ValueError, OverflowError):
         return []
-
-
-def _of_ledger(part: SVTPrivacy, ledger: Mapping[str, Any], releases: int, entries: int) -> Iterator[EpsilonClaim]:
-    counted, calls = _number(ledger.get("epsilon")), _number(ledger.get("releases"))
-    if counted is None or calls is None:
-        return
-    times = max(releases, int(calls))
-    why = f"one release of {entries:,} entries costs {part.spent(entries):.6g}"
-    yield EpsilonClaim("the ledger of SVTPrivacy", counted, part.spent(entries) * times, 0.0, times, why)
 
 
 def _of_accountant(bundle: Bundle) -> Iterator[EpsilonClaim]:
