@@ -14,7 +14,7 @@ from fedglass.core.errors import UsageError
 from fedglass.recorders.canaries import ANNOUNCED, insert_canaries, store_canaries
 from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
 from fedglass.recorders.defences import closure_variables, flower_defences
-from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
+from fedglass.recorders.flower_recorder import StrategyRecorder, config_of, name_of
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings.privacy import CanaryKey
 
@@ -67,8 +67,7 @@ class RecordedStrategy:
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
         self._recorder.received_fit(server_round, results, self)
         result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
-        if result[0] is not None:
-            self._recorder.aggregated(server_round, arrays_of_bytes(result[0]), self)
+        self._recorder.aggregated(server_round, result[0], self)
         return result
 
 
