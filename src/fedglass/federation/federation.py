@@ -259,18 +259,13 @@ class Federation:
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
         """Return the private examples of these rounds."""
-        labels, taken, order = {}, {}, {}
+        order = {}
         for index in rounds:
             for client in self.clients_in_round(index):
-                place, examples = (index, client.name), torch.arange(len(client.labels))
                 batches = local_batches(client, client.training or self.training, self.seed, index)
-                if is_class_labels(client.labels):
-                    labels[place] = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
-                order[place] = tuple(tuple(examples[batch.rows].tolist()) for batch in batches)
-                rows = sorted({row for batch in order[place] for row in batch})
-                if len(rows) < len(examples):
-                    taken[place] = tuple(rows)
-        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken, order)
+                rows = torch.arange(len(client.labels))
+                order[index, client.name] = tuple(tuple(rows[batch.rows].tolist()) for batch in batches)
+        return Truths.of_batches({c.name: Examples(c.images, c.labels) for c in self.clients}, order)
 
     def participant(self, client: Client) -> Participant:
         """Return a client as everyone in the federation knows it."""

@@ -54,26 +54,15 @@ def private_step(optimiser: Optimizer) -> PrivateStep | None:
         return None
     kind = type(wrapper)
     own = kind.__module__.startswith(PACKAGE)
+    name = kind.__name__ if own else f"{kind.__module__}.{kind.__name__}"[-200:]
     options = {name: getattr(wrapper, name, None) for name in OPTIONS}
-    return PrivateStep(
-        kind.__name__ if own else f"{kind.__module__}.{kind.__name__}"[-200:],
-        options,
-        _divisor(wrapper, options),
-        _accountant(getattr(wrapper, "step_hook", None)),
-    )
-
-
-def _divisor(wrapper: Any, options: Mapping[str, Any]) -> float | None:
-    if options["loss_reduction"] == "sum":
-        return 1.0
-    size, batches = options["expected_batch_size"], getattr(wrapper, "accumulated_iterations", 1)
-    return float(size * batches) if isinstance(size, int | float) else None
-
-
-def _accountant(hook: Any) -> Any:
-    """Return the accountant that a hook of its own method `get_optimizer_hook_fn` belongs to."""
-    contents = closure_variables(hook).values()
-    return next((content for content in contents if isinstance(getattr(content, "history", None), list)), None)
+    divisor = 1.0 if options["loss_reduction"] == "sum" else None
+    if divisor is None and isinstance(options["expected_batch_size"], int | float):
+        divisor = float(options["expected_batch_size"] * getattr(wrapper, "accumulated_iterations", 1))
+    # The accountant's own method `get_optimizer_hook_fn` makes the hook of the wrapper.
+    around = closure_variables(getattr(wrapper, "step_hook", None)).values()
+    accountant = next((value for value in around if isinstance(getattr(value, "history", None), list)), None)
+    return PrivateStep(name, options, divisor, accountant)
 
 
 def closure_variables(function: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
-from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
+from fedglass.recordings.facts import SOURCES, FactSheet, Source, overlay, preferred
 from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
@@ -108,8 +108,9 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
 
 def _in_facts(facts: FactSheet) -> Iterator[str]:
     """Compare what the sources say of the same fact, and the number of batches with that of steps."""
-    for name, values in disputed(facts):
-        if name == "config" or _is_explained(name, values, facts):
+    for name, values in facts.items():
+        agreed = all(value == preferred(facts, name) for value in values.values())
+        if agreed or name == "config" or _is_explained(name, values, facts):
             continue
         by_source = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
         read, declared = values.get("read"), values.get("declared")

@@ -94,21 +94,16 @@ def write_client_truth(
     folder: Path, client: str, examples: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
     """Write one client's images and labels, and by round the rows of them that each local step took."""
-    images, labels = examples
-    count, order, batch_labels, taken = len(labels), {}, {}, {}
+    data, order = Examples(*examples), {}
     for index, steps in batches.items():
-        rows = tuple(tuple(int(row) for row in batch) for batch in steps)
-        used = sorted({row for batch in rows for row in batch})
-        if not used or not all(rows) or used[0] < 0 or used[-1] >= count:
+        rows = order[index, client] = tuple(tuple(int(row) for row in batch) for batch in steps)
+        used = {row for batch in rows for row in batch}
+        if not used or not all(rows) or min(used) < 0 or max(used) >= len(data.labels):
             raise DataError(
-                f"The batches of {client!r} in round {index} must be rows of its {count} examples, none of them empty."
+                f"The batches of {client!r} in round {index} must be rows of its {len(data.labels)} examples, none of "
+                "them empty."
             )
-        order[index, client] = rows
-        if is_class_labels(labels):
-            batch_labels[index, client] = tuple(tuple(int(labels[row]) for row in batch) for batch in rows)
-        if len(used) < count:
-            taken[index, client] = tuple(used)
-    save_truths(Truths({client: Examples(images, labels)}, batch_labels, taken, order), folder)
+    save_truths(Truths.of_batches({client: data}, order), folder)
 
 
 def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:
