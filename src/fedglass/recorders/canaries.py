@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,44 +52,48 @@ DP_MOD = "flower_local_dp"
 OPTIMIZERS = "opacus.optimizers.optimizer"
 
 
-class StepCanaries:
-    """Canaries among the gradients per example of Opacus, in the steps that train one model."""
+def key_for_steps(model: nn.Module, count: int) -> CanaryKey:
+    """Return a new key for a training with Opacus; refuse one without gradients per example."""
+    if OPTIMIZERS not in sys.modules:
+        raise UsageError(NO_OPACUS)
+    key = CanaryKey.drawn(count, "example")
+    key.canaries.check(sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
+    return key
 
-    def __init__(self, model: nn.Module, count: int) -> None:
-        if OPTIMIZERS not in sys.modules:
-            raise UsageError(NO_OPACUS)
-        self.key = CanaryKey.drawn(count, "example")
-        self.key.canaries.check(sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
-        self._names = {id(weight): name for name, weight in unwrap(model).named_parameters()}
-        self._included = self.key.canaries.coins().nonzero()[:, 0]
-        self._draws = stream(int(self.key.seed, 16), "steps")
 
-    def inserted(self) -> AbstractContextManager[None]:
-        """Insert the canaries in all steps of the block, in any thread."""
-        optimizer = sys.modules[OPTIMIZERS].DPOptimizer
-        plain: Callable[[Any], None] = optimizer.clip_and_accumulate
+@contextmanager
+def canaries_in_steps(model: nn.Module, key: CanaryKey) -> Iterator[list[str]]:
+    """Insert canaries into the gradients per example of Opacus, in all steps of the block that train one model.
 
-        def clip_and_accumulate(private: Any) -> None:
-            self._insert(private)
-            plain(private)
+    Yield the names of the tensors that hold canaries: none until a step was taken.
+    """
+    optimizer = sys.modules[OPTIMIZERS].DPOptimizer
+    plain: Callable[[Any], None] = optimizer.clip_and_accumulate
+    name_of = {id(weight): name for name, weight in unwrap(model).named_parameters()}
+    included, draws = key.canaries.coins().nonzero()[:, 0], stream(int(key.seed, 16), "steps")
+    names: list[str] = []
 
-        return replaced(optimizer, {"clip_and_accumulate": clip_and_accumulate})
-
-    def _insert(self, private: Any) -> None:
+    def insert(private: Any) -> None:
         """Append a Poisson sample of the canaries to the gradients per example, once in each step."""
         rate = sampling_rate(private)
-        weights = {self._names[id(weight)]: weight for weight in private.params if id(weight) in self._names}
+        weights = {name_of[id(weight)]: weight for weight in private.params if id(weight) in name_of}
         # Of a batch that is split for memory, all parts but the last skip the step.
         if rate is None or len(weights) < len(private.params) or private._check_skip_next_step(pop_next=False):
             return
-        taken = torch.rand(len(self._included), generator=self._draws) < rate
+        taken = torch.rand(len(included), generator=draws) < rate
         like: Mapping[str, Tensor] = {name: weight.detach() for name, weight in weights.items()}
-        length = LENGTH * float(private.max_grad_norm)
-        for chunk in self.key.canaries.chunks(like, self._included[taken].tolist(), length):
+        for chunk in key.canaries.chunks(like, included[taken].tolist(), LENGTH * float(private.max_grad_norm)):
             for name, weight in weights.items():
                 rows = private._get_flat_grad_sample(weight)
                 weight.grad_sample = torch.cat([rows, chunk[name].to(rows)])
-        self.key = self.key.model_copy(update={"names": list(weights)})
+        names[:] = weights
+
+    def clip_and_accumulate(private: Any) -> None:
+        insert(private)
+        plain(private)
+
+    with replaced(optimizer, {"clip_and_accumulate": clip_and_accumulate}):
+        yield names
 
 
 def sampling_rate(private: Any) -> float | None:

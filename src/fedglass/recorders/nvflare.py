@@ -6,11 +6,12 @@ and share a writer by the name of its folder. Give absolute paths; each site has
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -111,34 +112,32 @@ def _rule(recipe: Any) -> dict[str, Any]:
     return {"name": kind if aggregator is None else type(aggregator).__name__}
 
 
-class _Recorder(Filter):  # type: ignore[misc] # NVFlare has no types
-    """A filter that lets everything pass unchanged, and logs its errors: one that raises would spoil the task."""
+def _logs_errors(record: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], Any]:
+    """Let a filter pass everything unchanged, and log its errors: one that raises would spoil the task."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
+    @functools.wraps(record)
+    def process(recorder: Any, shareable: Any, fl_ctx: Any) -> Any:
+        def mark_incomplete() -> None:
+            if recorder.folder in _writers:
+                _writers[recorder.folder].mark_incomplete()
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        with log_and_continue("could not record", self._mark_incomplete):
-            self._record(shareable, fl_ctx)
+        with log_and_continue("could not record", mark_incomplete):
+            record(recorder, shareable, fl_ctx)
         return shareable
 
-    def _mark_incomplete(self) -> None:
-        if self.folder in _writers:
-            _writers[self.folder].mark_incomplete()
-
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
-        raise NotImplementedError
+    return process
 
 
-class SentFilter(_Recorder):
+class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
     """Records the global model that goes out; that of the next round is the aggregate of the last one."""
 
     def __init__(self, folder: str, facts: dict[str, Any] | None = None) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.facts = facts or {}
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         writer = _writer(self.folder, self.facts)
         arrays, index = _arrays(shareable), _round(shareable)
         if arrays is None or index is None:
@@ -156,14 +155,16 @@ class SentFilter(_Recorder):
                 round_.sent(tensors, client=client)
 
 
-class ReceivedFilter(_Recorder):
+class ReceivedFilter(Filter):  # type: ignore[misc] # as above
     """Records what a client sent, before the server's other filters and its workflow touch it."""
 
     def __init__(self, folder: str, clients: str | None = None) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.clients = clients
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         writer, client, index = _writer(self.folder, {}), _peer(fl_ctx), _round(shareable)
         if index is None:
             log.warning("fedglass does not record a reply without a round number.")
@@ -194,21 +195,23 @@ class ReceivedFilter(_Recorder):
             copy_training(writer, Path(self.clients) / folder_name(client), index)
 
 
-class TrainingBegins(_Recorder):
+class TrainingBegins(Filter):  # type: ignore[misc] # as above
     """Starts to observe a client's training."""
 
     def __init__(self, folder: str, keep_examples: bool = False) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.keep_examples = keep_examples
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             _close(self.folder)
             reader = _readers[self.folder] = TrainingReader(keep_examples=self.keep_examples, any_thread=True)
             reader.__enter__()
 
 
-class TrainingEnds(_Recorder):
+class TrainingEnds(Filter):  # type: ignore[misc] # as above
     """Stops observing a client's training and records it, with the filters that the reply still passes."""
 
     def __init__(
@@ -218,10 +221,12 @@ class TrainingEnds(_Recorder):
         model: str | None = None,
         whitening: list[list[float]] | None = None,
     ) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.truth, self.model, self.whitening = truth, model, whitening
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             reader = _close(self.folder)
         index, arrays = _round(shareable), _arrays(shareable)

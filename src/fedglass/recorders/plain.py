@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
-from fedglass.recorders.canaries import ANNOUNCED, StepCanaries, store_canaries
+from fedglass.recorders.canaries import ANNOUNCED, canaries_in_steps, key_for_steps, store_canaries
 from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
 from fedglass.recordings import BundleWriter
@@ -64,19 +64,19 @@ def recording(
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
     recorder = ClientRecorder(folder, client, truth=private, model=architecture, whitening=whitening, facts=facts)
     recorder.writer.round(round).check_new_message(client)
-    inserted = StepCanaries(model, canaries) if canaries else None
-    if inserted is not None:
+    key = key_for_steps(model, canaries) if canaries else None
+    if key is not None:
         log.warning(ANNOUNCED, canaries, client)
     before = state_of(model)
-    with recorder.reader() as reader, inserted.inserted() if inserted is not None else nullcontext():
+    with recorder.reader() as reader, nullcontext([]) if key is None else canaries_in_steps(model, key) as names:
         yield recorder
     # The steps that trained this model; all steps if none did, since it may have been loaded afterwards.
     weights = {id(weight) for weight in model.parameters()}
     reader.steps = [step for step in reader.steps if weights & step.weights] or reader.steps
     with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
-        if inserted is not None:
-            store_canaries(recorder, folder, round, inserted.key)
+        if key is not None:
+            store_canaries(recorder, folder, round, key.model_copy(update={"names": names}))
 
 
 @contextmanager
