@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
@@ -65,7 +65,11 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
     spec = architecture, shape, classes, _ = model_spec(table, bundle, truths)
     model = build(architecture, shape=shape, classes=classes, single_output=True)
     counts = {} if truths is None else {name: len(examples.labels) for name, examples in truths.examples.items()}
-    reader = TranscriptReader(bundle, model, counts, _unsent_weights(table, model, folder))
+    unsent: dict[str, Tensor] = {}  # weights that clients never send
+    if table.weights is not None:
+        state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
+        unsent = read_model_tensors("recording.weights", path, state, optional=state)[1]
+    reader = TranscriptReader(bundle, model, counts, unsent)
     view = adversary.view if "view" in adversary.model_fields_set else None
     selection = select_messages(bundle, view, table.rounds, table.whose)
     transcript, protections = _transcript(table, reader, spec, selection)
@@ -103,14 +107,6 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
     if not unscored_views:
         return [source]
     return [source, replace(source, truths=None, views=tuple(unscored_views), name=f"{name}, truth not kept")]
-
-
-def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Return the weights that clients never send, from the file that the plan names."""
-    if table.weights is None:
-        return {}
-    state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
-    return read_model_tensors("recording.weights", path, state, optional=state)[1]
 
 
 def check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:

@@ -62,11 +62,14 @@ def key_for_steps(model: nn.Module, count: int) -> CanaryKey:
 
 
 @contextmanager
-def canaries_in_steps(model: nn.Module, key: CanaryKey) -> Iterator[list[str]]:
+def canaries_in_steps(model: nn.Module, key: CanaryKey | None) -> Iterator[list[str]]:
     """Insert canaries into the gradients per example of Opacus, in all steps of the block that train one model.
 
-    Yield the names of the tensors that hold canaries: none until a step was taken.
+    Yield the names of the tensors that hold canaries: none until a step was taken, and none without a key.
     """
+    if key is None:
+        yield []
+        return
     optimizer = sys.modules[OPTIMIZERS].DPOptimizer
     plain: Callable[[Any], None] = optimizer.clip_and_accumulate
     name_of = {id(weight): name for name, weight in unwrap(model).named_parameters()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def recording(
     if key is not None:
         log.warning(ANNOUNCED, canaries, client)
     before = state_of(model)
-    with recorder.reader() as reader, nullcontext([]) if key is None else canaries_in_steps(model, key) as names:
+    with recorder.reader() as reader, canaries_in_steps(model, key) as names:
         yield recorder
     # The steps that trained this model; all steps if none did, since it may have been loaded afterwards.
     weights = {id(weight) for weight in model.parameters()}

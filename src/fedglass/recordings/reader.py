@@ -92,11 +92,15 @@ class Bundle:
 
     def defences_of(self, client: str, index: int) -> list[dict[str, Any]] | None:
         """Return the defences of a client in a round, or else those of the whole federation; None if unknown."""
-        return preferred(self.facts_of(client, index), "defences", preferred(self.facts, "defences"))
+        parts: list[dict[str, Any]] | None = preferred(
+            self.facts_of(client, index), "defences", preferred(self.facts, "defences")
+        )
+        return parts
 
     def rule_of(self, index: int) -> dict[str, Any] | None:
         """Return the aggregation rule of a round, or else that of the whole federation; None if unknown."""
-        return preferred(self.rounds[index].facts, "rule", preferred(self.facts, "rule"))
+        rule: dict[str, Any] | None = preferred(self.rounds[index].facts, "rule", preferred(self.facts, "rule"))
+        return rule
 
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""
