@@ -313,8 +313,8 @@ def _options(part: Any) -> dict[str, Any]:
     """Return the arguments of a filter, as far as it keeps them under the same names in plain values."""
     arguments = {name: getattr(part, name, None) for name in inspect.signature(type(part).__init__).parameters}
     plain = {name: value.pattern if isinstance(value, re.Pattern) else value for name, value in arguments.items()}
-    return {name: value for name, value in plain.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(entry, PLAIN) for entry in value))
+    return {
+        name: value
+        for name, value in plain.items()
+        if all(isinstance(entry, PLAIN) for entry in (value if isinstance(value, list) else [value]))
+    }
