@@ -28,7 +28,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils.hooks import RemovableHandle
 
 from fedglass.core.errors import UsageError
 from fedglass.models.network import FunctionListener, OnCall
@@ -137,12 +136,13 @@ class TrainingReader:
         self._keep_examples = keep_examples
         self.inputs: dict[bytes, Tensor] = {}
         """The examples by their digests, in the order in which they first came; empty if none are kept."""
-        self._passes = ForwardPasses(self._on_begin, self._on_end)
+        self._passes = ForwardPasses()
         self._losses: list[LossCall] = []
         self._penalty = False
         self._drawn: list[tuple[float, int]] = []
         """The rate and the size of each Poisson sample that a data loader has yielded since the last step."""
-        self._handles: dict[int, RemovableHandle] = {}
+        self._watched: set[int] = set()
+        """The parameters with a hook, by identity."""
         self._norms: dict[int, Tensor] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
         """By parameter, its count of writes when training last left it."""
@@ -168,9 +168,7 @@ class TrainingReader:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        self._watched.clear()
         trained = frozenset[int]().union(*(step.weights for step in self.steps))
         if any(_was_written(*write) for weight, write in self._versions.items() if weight in trained):
             self.steps[-1] = replace(self.steps[-1], by_hand=True)
@@ -201,25 +199,23 @@ class TrainingReader:
     # Modules
 
     def _on_enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._observes_graph():
-            self._passes.enter(module, inputs)
-
-    def _on_leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self._observes_graph():
-            self._passes.leave(module, output)
-
-    def _on_begin(self, module: nn.Module) -> None:
+        if not self._observes_graph() or not self._passes.enter(module, inputs):
+            return
         for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
-            if id(parameter) not in self._handles:
+            if id(parameter) not in self._watched:
                 call = self._harmless(self._on_accumulated)
                 handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
-                self._handles[id(parameter)] = handle
+                self._open.callback(handle.remove)
+                self._watched.add(id(parameter))
 
-    def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
-        self.first_pass = self.first_pass or forward
-        for tensor in outputs:
-            on_gradient(tensor, self._harmless(forward.on_gradient))
+    def _on_leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        ended = self._passes.leave(module, output) if self._observes_graph() else None
+        if ended is not None:
+            forward, outputs = ended
+            self.first_pass = self.first_pass or forward
+            for tensor in outputs:
+                on_gradient(tensor, self._harmless(forward.on_gradient))
 
     def _on_accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None and not parameter.grad.is_sparse:

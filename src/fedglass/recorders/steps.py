@@ -5,7 +5,7 @@ Forward passes are followed from module to module until the step that uses them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -61,11 +61,8 @@ class ForwardPasses:
     pass. If a module is called by keywords, the inputs are read off the first module inside that is not.
     """
 
-    def __init__(
-        self, on_begin: Callable[[nn.Module], None], on_end: Callable[[ForwardPass, list[Tensor]], None]
-    ) -> None:
+    def __init__(self) -> None:
         self.since_step: list[ForwardPass] = []
-        self._on_begin, self._on_end = on_begin, on_end
         self._depth = 0
         self._has_weights = False
         """Whether the outermost module that is being computed has weights."""
@@ -73,11 +70,11 @@ class ForwardPasses:
         self._generator: Tensor | None = None
         """The state of the random generator before the outermost module."""
 
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Follow a module that is called."""
-        first = next(tensors_in(inputs), None)
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
+        """Follow a module that is called; return whether a pass begins with it."""
+        first, begins = next(tensors_in(inputs), None), False
         if self._depth == 0:
-            self._begin(module, inputs, first)
+            begins = self._begin(module, inputs, first)
         elif self._current is not None and self._current.inputs is None:
             # Data are neither a weight nor computed from any.
             is_data = first is not None and first.grad_fn is None and not isinstance(first, nn.Parameter)
@@ -85,38 +82,41 @@ class ForwardPasses:
         self._depth += 1
         if self._current is not None:
             _inspect(self._current, module)
+        return begins
 
-    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> None:
+    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> bool:
         self._generator = _generator_state(first)
         self._has_weights = any(True for _ in module.parameters())
         if first is not None and first.grad_fn is not None:
             self._current = self.since_step[-1] if self.since_step else None
-        elif self._has_weights:
-            autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
-            count = max(1, sum(1 for _ in tensors_in(inputs)))
-            self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
-            self._on_begin(module)
-            if hasattr(module, COMPILED):  # calls inside of it are not reported
-                for part in module.modules():
-                    _inspect(self._current, part)
+            return False
+        if not self._has_weights:
+            return False
+        autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
+        count = max(1, sum(1 for _ in tensors_in(inputs)))
+        self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
+        if hasattr(module, COMPILED):  # calls inside of it are not reported
+            for part in module.modules():
+                _inspect(self._current, part)
+        return True
 
-    def leave(self, module: nn.Module, output: Any) -> None:
-        """Follow a module that returns."""
+    def leave(self, module: nn.Module, output: Any) -> tuple[ForwardPass, list[Tensor]] | None:
+        """Follow a module that returns; return a pass that ends with it for the first time, and its outputs."""
         if self._depth == 0:
-            return
+            return None
         self._depth -= 1
         if self._depth:
-            return
+            return None
         forward, self._current = self._current, None
         outputs = [tensor for tensor in tensors_in((output,)) if tensor.requires_grad]
         if forward is not None and forward.inputs is None:
-            return  # the output can depend on the weights alone
+            return None  # the output can depend on the weights alone
         if self._has_weights:
             # In autograd's graph itself: a mark does not keep the graph alive.
             for tensor in (tensor for tensor in outputs if tensor.grad_fn is not None):
                 _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
         if forward is None or not outputs:
-            return
+            return None
         now, begun = _generator_state(forward.inputs), self._generator
         if begun is None or begun.shape != now.shape or not torch.equal(begun, now):
             forward.drew_random = True
@@ -124,10 +124,11 @@ class ForwardPasses:
             forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
             forward.results = [tensor.detach() for tensor in outputs]
             forward.outputs = forward.logits[0].shape[1] if forward.logits else None
-        if not any(forward is earlier for earlier in self.since_step):
-            self.since_step.append(forward)
-            forward.shape = None if forward.inputs is None else tuple(forward.inputs.shape[1:])
-            self._on_end(forward, outputs)
+        if any(forward is earlier for earlier in self.since_step):
+            return None
+        self.since_step.append(forward)
+        forward.shape = None if forward.inputs is None else tuple(forward.inputs.shape[1:])
+        return forward, outputs
 
 
 def _copy(inputs: Tensor | None) -> Tensor | None:
