@@ -52,9 +52,6 @@ def private_step(optimiser: Optimizer) -> PrivateStep | None:
     wrapper = next((caller for caller in callers if getattr(caller, "original_optimizer", None) is optimiser), None)
     if wrapper is None or not hasattr(wrapper, "noise_multiplier"):
         return None
-    kind = type(wrapper)
-    own = kind.__module__.startswith(PACKAGE)
-    name = kind.__name__ if own else f"{kind.__module__}.{kind.__name__}"[-200:]
     options = {name: getattr(wrapper, name, None) for name in OPTIONS}
     divisor = 1.0 if options["loss_reduction"] == "sum" else None
     if divisor is None and isinstance(options["expected_batch_size"], int | float):
@@ -62,7 +59,13 @@ def private_step(optimiser: Optimizer) -> PrivateStep | None:
     # The accountant's own method `get_optimizer_hook_fn` makes the hook of the wrapper.
     around = closure_variables(getattr(wrapper, "step_hook", None)).values()
     accountant = next((value for value in around if isinstance(getattr(value, "history", None), list)), None)
-    return PrivateStep(name, options, divisor, accountant)
+    return PrivateStep(class_name(wrapper, PACKAGE), options, divisor, accountant)
+
+
+def class_name(value: object, package: str) -> str:
+    """Return the class of a value; one of another package with its module, since an SGD of others may do anything."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__.startswith(package) else f"{kind.__module__}.{kind.__name__}"[-200:]
 
 
 def closure_variables(function: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fedglass.core.errors import UsageError
 from fedglass.models.network import FunctionListener, OnCall
-from fedglass.recorders.defences import private_step, rate_of_step, sample_rate_of
+from fedglass.recorders.defences import class_name, private_step, rate_of_step, sample_rate_of
 from fedglass.recorders.steps import (
     ForwardPass,
     ForwardPasses,
@@ -253,7 +253,7 @@ class TrainingReader:
         weights = [parameter for group in groups for parameter in group["params"]]
         private = private_step(optimiser)
         self._pending = {
-            "optimiser": _class_of(optimiser),
+            "optimiser": class_name(optimiser, "torch.optim."),
             "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
             "carried": bool(optimiser.state) and not self.steps,
             # With a closure the gradients are yet to come; otherwise a parameter without one stays as it is.
@@ -319,14 +319,6 @@ def _digest(example: Tensor) -> bytes:
 def _was_written(weight: Tensor, version: int) -> bool:
     """Check whether a weight was written to since; torch counts writes, except those by way of `.data`."""
     return weight._version != version
-
-
-def _class_of(optimiser: Optimizer) -> str:
-    """Return the name of a torch optimiser; of any other class also its module, since its SGD may do anything."""
-    kind = type(optimiser)
-    if kind.__module__.startswith("torch.optim."):
-        return kind.__name__
-    return f"{kind.__module__}.{kind.__name__}"[-200:]
 
 
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:

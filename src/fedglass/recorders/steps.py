@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
 from fedglass.recorders.defences import PrivateStep
-from fedglass.recorders.objectives import NamedObjective, named_objective
+from fedglass.recorders.objectives import NamedObjective, are_logits_of, named_objective
 
 NETWORK_OUTPUT = "made by a network"
 """A mark on nodes of autograd's graph."""
@@ -230,19 +230,6 @@ class LossCall:
         examples = len(self.targets) if self.reduction == "sum" and self.targets is not None else 1
         self.weight += float(gradient.sum()) * examples
 
-    def is_of(self, outputs: Sequence[Tensor]) -> bool:
-        """Check whether logits are outputs of a network, up to a constant that a softmax removes."""
-        logits = self.inputs
-        return (
-            logits is None
-            or logits.dim() != 2
-            or any(
-                logits.shape == output.shape
-                and bool(torch.allclose(logits.float().log_softmax(1), output.float().log_softmax(1), atol=1e-3))
-                for output in outputs
-            )
-        )
-
 
 class Gradient(NamedTuple):
     """The norm of a gradient after backward and at the step."""
@@ -317,14 +304,15 @@ class ObservedStep:
     ) -> Self:
         """Summarise the passes and losses since the previous step, and let go of the tensors of the passes."""
         logits = [output for forward in passes for output in forward.logits]
+        of_classes = [loss.inputs for loss in losses if loss.name == "cross_entropy"]
+        two_dimensional = [inputs for inputs in of_classes if inputs is not None and inputs.dim() == 2]
         step = cls(
             **optimiser,
             passes=tuple(passes),
             rows=tuple(rows),
             labels=_labels(losses, len(rows)),
             losses=tuple(losses),
-            changed_outputs=bool(logits)
-            and not all(loss.is_of(logits) for loss in losses if loss.name == "cross_entropy"),
+            changed_outputs=bool(logits) and not all(are_logits_of(inputs, logits) for inputs in two_dimensional),
             penalty=penalty,
             objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
