@@ -9,7 +9,6 @@ import copyreg
 import io
 import pickle
 import time
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -157,7 +156,7 @@ def to_bytes(value: object) -> bytes:
     """Return the value as bytes; one that cannot be pickled is refused."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = ChainMap({Tensor: _reduced}, copyreg.dispatch_table)
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduced}
     try:
         pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -177,7 +176,7 @@ def _reduced(value: Tensor) -> Any:
     """Return a plain tensor as raw bytes: torch would write an archive for each of hundreds of tensors in a round."""
     if _is_plain(value):
         return _tensor, (value.numpy().tobytes(), value.dtype, tuple(value.shape))
-    return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call] # of torch
 
 
 def _is_plain(tensor: Tensor) -> bool:
