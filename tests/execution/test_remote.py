@@ -18,7 +18,6 @@ from fedglass.execution.executor import Callbacks, FailedJob
 from fedglass.execution.remote import (
     ATTEMPTS,
     ClusterExecutor,
-    TaskFailed,
     WorkerLost,
     run_on_cluster,
     run_task,
@@ -54,7 +53,7 @@ class Unreliable:
             self.crashes[key] -= 1
             raise WorkerLost("WorkerCrashedError: gone")
         if self.faulty:
-            raise TaskFailed("ValueError: a fault")
+            return FailedJob("ValueError: a fault")
         return function(task)
 
     def forget(self, handle: object) -> None:

@@ -15,7 +15,7 @@ from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import ready_target
 from fedglass.core.errors import UsageError
 from fedglass.core.types import Training
-from fedglass.federation.behaviours import RejoinAfterRejection, ServerNames, SignFlip
+from fedglass.federation.behaviours import RejoinAfterRejection, SignFlip
 from fedglass.federation.federation import Federation
 from fedglass.federation.transcript import Transcript
 from fedglass.federation.views import ServerView
@@ -64,6 +64,22 @@ class OnlyFirst:
         return "shouts once"
 
 
+@dataclass(frozen=True)
+class EveryOther(OnlyFirst):
+    """A long update in every other round."""
+
+    def update(self, turn: Any, trained: Any) -> Any:
+        return {name: 1000 * tensor for name, tensor in trained.items()} if turn.round % 2 == 0 else trained
+
+
+@dataclass(frozen=True)
+class Forgetting(Banishing):
+    """Rejects a long update, and lets the client in again afterwards."""
+
+    def aggregate(self, updates: Tensor, context: AggregationContext, state: State) -> Aggregated:
+        return super().aggregate(updates, context, frozenset())
+
+
 def names(round_: Any) -> list[str]:
     return [p.known_as or p.name for p in round_.participants]
 
@@ -105,9 +121,19 @@ def test_a_transcript_keeps_both_names(toy: Any, tmp_path: Path) -> None:
     assert again.rounds[1].participants == made.run(2).rounds[1].participants
 
 
-def test_a_newcomer_never_has_anybodys_name() -> None:
-    server = ServerNames({"a": 1, "b": 1}, frozenset({"a", "b", "newcomer 1"}))
-    assert server.after(["a", "b"], []).renamed == {"a": "newcomer 2", "b": "newcomer 3"}
+def test_a_newcomer_never_has_anybodys_name(toy: Any) -> None:
+    made = federation(toy, 1)
+    first, second, third = made.clients
+    second, third = replace(second, behaviour=first.behaviour), replace(third, name="newcomer 1")
+    rounds = replace(made, clients=[first, second, third]).run(2).rounds
+    assert names(rounds[1]) == ["newcomer 2", "newcomer 3", "newcomer 1"]
+
+
+def test_an_accepted_update_begins_the_count_anew(toy: Any) -> None:
+    made = replace(federation(toy, 2, EveryOther()), aggregator=Forgetting(5.0))
+    rounds = made.run(4).rounds
+    assert ["client 0" in rounds[i].accepted for i in range(4)] == [False, True, False, True]
+    assert names(rounds[3])[0] == "client 0"
 
 
 def test_zero_rejections_are_refused() -> None:

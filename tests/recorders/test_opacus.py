@@ -224,10 +224,10 @@ def test_record_info_never_lacks_what_it_has_read(tmp_path: Path) -> None:
 def test_epsilon_is_that_of_all_rounds_next_to_what_was_counted(tmp_path: Path) -> None:
     """Each round has an accountant of its own here, which counts one step."""
     folder = record(tmp_path / "b", rounds=2, sizes=[EXAMPLES], poisson=False)
-    (found,) = recorded_epsilons(read_bundle(folder))
-    assert found.claim.declared == pytest.approx(4.377, abs=1e-3)
-    assert found.claim.real == pytest.approx(6.573, abs=1e-3)
-    assert found.claim.exceeded
+    ((found,),) = recorded_epsilons(read_bundle(folder)).values()
+    assert found.declared == pytest.approx(4.377, abs=1e-3)
+    assert found.real == pytest.approx(6.573, abs=1e-3)
+    assert found.exceeded
     text = said(folder)
     assert "declares epsilon 4.38 at delta 1e-05; over 2 releases it is 6.57, because each record is in 2 steps" in text
     assert "Epsilon bounds what one record changes" in text
@@ -243,8 +243,8 @@ def test_what_is_no_history_is_not_counted(history: Any, tmp_path: Path) -> None
     round_.received("a", {"w": torch.ones(3)}, form="update")
     part = {"name": "dpsgd", "options": {"clip": 1.0, "noise_multiplier": 1.0}}
     writer.training("a", 0, {"defences": [part], "steps": 1, ACCOUNTANT: history}, source="read")
-    (found,) = recorded_epsilons(read_bundle(tmp_path / "b"))
-    assert (found.claim.declared, round(found.claim.real, 3)) == (None, 4.377)
+    ((found,),) = recorded_epsilons(read_bundle(tmp_path / "b")).values()
+    assert (found.declared, round(found.real, 3)) == (None, 4.377)
 
 
 def test_an_optimiser_inside_of_the_wrapper_is_read() -> None:

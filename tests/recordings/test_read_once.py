@@ -22,7 +22,7 @@ from fedglass.plan.compile import compile_plan
 from fedglass.plan.draft import draft
 from fedglass.plan.schema import parse_plan
 from fedglass.recordings import read_bundle
-from fedglass.recordings.reader import ArrayCache, files_of
+from fedglass.recordings.reader import Bundle, files_of
 
 from .federations import Real
 
@@ -96,10 +96,11 @@ def test_tables_of_one_bundle_share_its_reading(tmp_path: Path) -> None:
 
 def test_arrays_that_do_not_fit_the_cache_are_read_again(tmp_path: Path) -> None:
     Real(sizes=(1, 1), rounds=1).record(tmp_path / "b")
-    refs = [ref for round_ in read_bundle(tmp_path / "b").rounds.values() for ref in files_of(round_)]
-    cache = ArrayCache(2 * refs[0].bytes)
+    whole = read_bundle(tmp_path / "b")
+    refs = [ref for round_ in whole.rounds.values() for ref in files_of(round_)]
+    bundle = Bundle(whole.folder, whole.manifest, whole.rounds, most_cached_bytes=2 * refs[0].bytes)
     with opened_files() as counter:
-        arrays = [cache.read(tmp_path / "b", ref) for ref in (refs[0], refs[1], refs[0], refs[2], refs[0], refs[1])]
+        arrays = [bundle.arrays(ref) for ref in (refs[0], refs[1], refs[0], refs[2], refs[0], refs[1])]
     assert [counter[ref.file] for ref in refs[:3]] == [1, 2, 1], "the second file was dropped for the third"
     assert all(torch.equal(arrays[1][name], arrays[5][name]) for name in arrays[1])
 

@@ -163,14 +163,13 @@ def _of_bundle(
 ) -> Iterator[EpsilonAudit]:
     """Yield the audit of each protection in a bundle, over all messages that have it."""
     from fedglass.audit.epsilon import judge_scores, pooled, with_declared
-    from fedglass.recordings.facts import preferred
     from fedglass.recordings.privacy import keys_folder, messages_with_canaries
     from fedglass.recordings.reader import read_bundle
 
     bundle = read_bundle(folder)
     groups: dict[str, list[tuple[str, int, CanaryKey]]] = {}
     for client, index, key in messages_with_canaries(bundle, keys or keys_folder(folder)):
-        parts = preferred(bundle.facts_of(client, index), "defences", preferred(bundle.facts, "defences"))
+        parts = bundle.defences_of(client, index)
         groups.setdefault(f"{key.unit} {json.dumps(parts)}", []).append((client, index, key))
     for messages in groups.values():
         scores = pooled([_scores(bundle, *message) for message in messages])
@@ -201,10 +200,9 @@ def _accounted(bundle: Bundle, client: str, index: int, key: CanaryKey, delta: f
     from fedglass.audit.epsilon import Accounted, accounted_release
     from fedglass.core.types import Training
     from fedglass.plan.bundles import protection_of
-    from fedglass.recordings.facts import preferred
     from fedglass.recordings.transcript import participant_of
 
-    parts = preferred(bundle.facts_of(client, index), "defences", preferred(bundle.facts, "defences"))
+    parts = bundle.defences_of(client, index)
     protection = None if not parts else protection_of(parts)
     participant = participant_of(bundle, client, index, {})
     training = participant.training or (Training(lr=1.0) if key.unit == "update" else None)

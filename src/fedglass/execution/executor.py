@@ -5,6 +5,7 @@ Simulated clients train in the same workers.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import time
@@ -154,8 +155,10 @@ class UnsendableJob(UsageError):
 def to_bytes(value: object) -> bytes:
     """Return the value as bytes; one that cannot be pickled is refused."""
     buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduced}
     try:
-        _TensorPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UnsendableJob(
             f"The case cannot be sent to a worker process ({error}): define the model and the parts in an "
@@ -169,13 +172,11 @@ def from_bytes(raw: bytes) -> Any:
     return pickle.loads(raw)
 
 
-class _TensorPickler(pickle.Pickler):
-    """Writes plain tensors as raw bytes: torch would write an archive for each of hundreds of tensors in a round."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is Tensor and _is_plain(value):
-            return _tensor, (value.numpy().tobytes(), value.dtype, tuple(value.shape))
-        return NotImplemented
+def _reduced(value: Tensor) -> Any:
+    """Return a plain tensor as raw bytes: torch would write an archive for each of hundreds of tensors in a round."""
+    if _is_plain(value):
+        return _tensor, (value.numpy().tobytes(), value.dtype, tuple(value.shape))
+    return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call] # of torch
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -48,16 +48,14 @@ def versions(device: torch.device) -> dict[str, str]:
     }
 
 
-def use_full_precision() -> None:
-    """Make a GPU compute in single precision, not in TF32, which keeps 10 bits: replays compare all 24."""
+def use_worker_arithmetic() -> None:
+    """Set up the arithmetic of a process that only runs jobs: one thread, full precision.
+
+    A GPU then computes in single precision, not in TF32, which keeps 10 bits: replays compare all 24.
+    """
+    torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-
-
-def use_worker_arithmetic() -> None:
-    """Set up the arithmetic of a process that only runs jobs: one thread, full precision."""
-    torch.set_num_threads(1)
-    use_full_precision()
 
 
 @contextlib.contextmanager

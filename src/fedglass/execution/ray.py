@@ -26,9 +26,9 @@ from typing import Any
 
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, Job, JobWork, Result, Results
+from fedglass.execution.executor import Callbacks, FailedJob, Job, JobWork, Result, Results
 from fedglass.execution.fork_server import cores, environment
-from fedglass.execution.remote import ClusterExecutor, TaskFailed, WorkerLost, last_line
+from fedglass.execution.remote import ClusterExecutor, WorkerLost, last_line
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -67,7 +67,7 @@ class RayCluster:
         try:
             return self.ray.get(handle)
         except errors.RayTaskError as error:
-            raise TaskFailed(last_line(error)) from error
+            return FailedJob(last_line(error))
         except errors.RayError as error:
             raise WorkerLost(f"{type(error).__name__}: {_first_line(error)}") from error
 

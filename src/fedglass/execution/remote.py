@@ -26,10 +26,6 @@ class WorkerLost(Exception):
     """The process or the machine of a task is gone; elsewhere the same task may succeed."""
 
 
-class TaskFailed(Exception):
-    """A task ended with an error of its own, and would do so again."""
-
-
 class Cluster(Protocol):
     """Takes tasks and returns their results; a handle names a task until it is forgotten or cancelled."""
 
@@ -46,7 +42,7 @@ class Cluster(Protocol):
         ...
 
     def result(self, handle: Any) -> Any:
-        """Return the result of a task that has ended, or raise `WorkerLost` or `TaskFailed`."""
+        """Return the result of a task that has ended, or `FailedJob` with its own error; raise `WorkerLost`."""
         ...
 
     def forget(self, handle: Any) -> None:
@@ -133,11 +129,10 @@ def run_on_cluster(
 
 def _result(cluster: Cluster, handle: Any) -> Any:
     """Return the result of the job, or `FailedJob`; raise `WorkerLost` if its worker is gone."""
-    try:
-        answer: bytes | str = cluster.result(handle)
-    except TaskFailed as error:
+    answer: bytes | str | FailedJob = cluster.result(handle)
+    if isinstance(answer, FailedJob):
         return FailedJob(
-            f"The task failed on the cluster ({error}); run the same command again, or leave this case out."
+            f"The task failed on the cluster ({answer.reason}); run the same command again, or leave this case out."
         )
     if isinstance(answer, str):
         raise UsageError(f"On the cluster {answer}: install there what is installed here.")

@@ -23,8 +23,8 @@ from typing import Any
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.files import make_folder, read_file, write_atomic
 from fedglass.core.registry import register
-from fedglass.execution.executor import Callbacks, Job, JobWork, Result, Results, to_bytes
-from fedglass.execution.remote import TaskFailed, WorkerLost, last_line, run_on_cluster
+from fedglass.execution.executor import Callbacks, FailedJob, Job, JobWork, Result, Results, to_bytes
+from fedglass.execution.remote import WorkerLost, last_line, run_on_cluster
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at the jobs."""
@@ -88,7 +88,7 @@ class SubmititCluster:
         except utils.FailedJobError as error:  # also an UncompletedJobError, so it goes first
             # The traceback in submitit's report.
             trace = str(error).partition("---\n")[2].partition("\n---")[0]
-            raise TaskFailed(last_line(error, trace)) from error
+            return FailedJob(last_line(error, trace))
         except utils.UncompletedJobError as error:
             raise WorkerLost(f"job {job.job_id} ended without a result, {job.state}") from error
 

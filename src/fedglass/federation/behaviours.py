@@ -7,8 +7,7 @@ and `Client.release`), so that poison is never taken for protection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -138,46 +137,6 @@ class RejoinAfterRejection:
         rejoins = f"comes back under a new name when {updates} rejected"
         description = self.behaviour.describe()
         return f"{description}, and {rejoins}" if description else rejoins
-
-
-@dataclass(frozen=True)
-class ServerNames:
-    """The names under which the server knows clients that rejoin, and their rejections in a row under that name."""
-
-    allowed: dict[str, int]
-    """Rejections in a row after which a client rejoins, by its own name; only of clients that rejoin."""
-    taken: frozenset[str]
-    """Names that a new client cannot have."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Own name -> name at the server, of clients that have rejoined."""
-    rejected: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, behaviours: Iterable[tuple[str, Behaviour]]) -> ServerNames:
-        by_client = dict(behaviours)
-        allowed = {name: b.after for name, b in by_client.items() if isinstance(b, RejoinAfterRejection)}
-        return cls(allowed, frozenset(by_client))
-
-    def after(self, participants: Iterable[str], accepted: Iterable[str]) -> ServerNames:
-        """Return the names after a round with these participants, given the clients that the rule accepted.
-
-        >>> names = ServerNames({"a": 2}, frozenset({"a", "b"}))
-        >>> names.after(["a", "b"], ["b"]).after(["a", "b"], []).renamed
-        {'a': 'newcomer 1'}
-        >>> names.after(["a"], []).after(["a"], ["a"]).after(["a"], []).renamed
-        {}
-        """
-        passed, renamed, rejected = set(accepted), dict(self.renamed), dict(self.rejected)
-        taken = set(self.taken)
-        for client in participants:
-            if client not in self.allowed:
-                continue
-            rejected[client] = 0 if client in passed else rejected.get(client, 0) + 1
-            if rejected[client] >= self.allowed[client]:
-                new = next(name for i in range(1, len(taken) + 2) if (name := f"newcomer {i}") not in taken)
-                renamed[client], rejected[client] = new, 0
-                taken.add(new)
-        return replace(self, taken=frozenset(taken), renamed=renamed, rejected=rejected)
 
 
 @register(

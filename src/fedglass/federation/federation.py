@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from fedglass.core.losses import is_class_labels
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, add, buffers_of, flatten, subtract, unflatten, weights_of
 from fedglass.core.types import Observation, Training, Whitening
-from fedglass.federation.behaviours import ServerNames, check_data
+from fedglass.federation.behaviours import RejoinAfterRejection, check_data
 from fedglass.federation.client import (
     Client,
     TrainClients,
@@ -214,10 +215,17 @@ class Federation:
         if rounds < 1:
             raise UsageError(f"federation.rounds must be at least 1, got {rounds}.")
         server = Server(self.aggregator, weights_of(self.model), buffers_of(self.model), self.seed)
-        names = ServerNames.of((client.name, client.behaviour) for client in self.clients)
+        # Clients that rejoin, with the rejections in a row under their present name, and their names at the server.
+        allowed = {c.name: c.behaviour.after for c in self.clients if isinstance(c.behaviour, RejoinAfterRejection)}
+        rejected, renamed = dict.fromkeys(allowed, 0), dict[str, str]()
+        taken = {client.name for client in self.clients}
+        newcomers = (f"newcomer {i}" for i in itertools.count(1) if f"newcomer {i}" not in taken)
         for index in range(rounds):
-            round_ = self._round(server, index, names.renamed, train_clients)
-            names = names.after((p.name for p in round_.participants), round_.accepted)
+            round_ = self._round(server, index, renamed, train_clients)
+            for name in (p.name for p in round_.participants if p.name in allowed):
+                rejected[name] = 0 if name in round_.accepted else rejected[name] + 1
+                if rejected[name] >= allowed[name]:
+                    renamed[name], rejected[name] = next(newcomers), 0
             yield round_
             if progress is not None:
                 progress(index + 1, rounds)
@@ -251,18 +259,13 @@ class Federation:
 
     def truths(self, rounds: Iterable[int] = (0,)) -> Truths:
         """Return the private examples of these rounds."""
-        labels, taken, order = {}, {}, {}
+        order = {}
         for index in rounds:
             for client in self.clients_in_round(index):
-                place, examples = (index, client.name), torch.arange(len(client.labels))
                 batches = local_batches(client, client.training or self.training, self.seed, index)
-                if is_class_labels(client.labels):
-                    labels[place] = tuple(tuple(client.labels[batch.rows].tolist()) for batch in batches)
-                order[place] = tuple(tuple(examples[batch.rows].tolist()) for batch in batches)
-                rows = sorted({row for batch in order[place] for row in batch})
-                if len(rows) < len(examples):
-                    taken[place] = tuple(rows)
-        return Truths({c.name: Examples(c.images, c.labels) for c in self.clients}, labels, taken, order)
+                rows = torch.arange(len(client.labels))
+                order[index, client.name] = tuple(tuple(rows[batch.rows].tolist()) for batch in batches)
+        return Truths.of_batches({c.name: Examples(c.images, c.labels) for c in self.clients}, order)
 
     def participant(self, client: Client) -> Participant:
         """Return a client as everyone in the federation knows it."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedglass.core.errors import DataError
 from fedglass.core.identity import digest, of_tensor
+from fedglass.core.losses import is_class_labels
 
 BatchLabels = tuple[tuple[int, ...], ...]
 """The labels of each local step."""
@@ -59,6 +60,19 @@ class Truths:
     """By round and client, the rows that were trained on, if not all were."""
     order: Mapping[tuple[int, str], Batches] = field(default_factory=dict)
     """By round and client, the rows that each local step took, if that was recorded."""
+
+    @classmethod
+    def of_batches(cls, examples: Mapping[str, Examples], order: Mapping[tuple[int, str], Batches]) -> Truths:
+        """Return the truths of clients whose local steps took these rows of their examples, by round and client."""
+        labels, taken = {}, {}
+        for place, batches in order.items():
+            of_client = examples[place[1]].labels
+            if is_class_labels(of_client):
+                labels[place] = tuple(tuple(of_client[list(batch)].tolist()) for batch in batches)
+            rows = sorted({row for batch in batches for row in batch})
+            if len(rows) < len(of_client):
+                taken[place] = tuple(rows)
+        return cls(examples, labels, taken, order)
 
     @property
     def identity(self) -> str:

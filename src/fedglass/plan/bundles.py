@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedglass.audit.recorded import Recorded
 from fedglass.core.errors import DataError, UsageError
@@ -28,7 +28,7 @@ from fedglass.plan.options import defences_of, joined, public_of
 from fedglass.plan.schema import AdversaryTable
 from fedglass.plan.tables import BundleTable, PartTable
 from fedglass.recordings.facts import INPUTS, RESERVATIONS, preferred
-from fedglass.recordings.privacy import claims_by_client
+from fedglass.recordings.privacy import recorded_epsilons
 from fedglass.recordings.reader import Bundle, read_bundle
 from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
@@ -65,7 +65,11 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
     spec = architecture, shape, classes, _ = model_spec(table, bundle, truths)
     model = build(architecture, shape=shape, classes=classes, single_output=True)
     counts = {} if truths is None else {name: len(examples.labels) for name, examples in truths.examples.items()}
-    reader = TranscriptReader(bundle, model, counts, _unsent_weights(table, model, folder))
+    unsent: dict[str, Tensor] = {}  # weights that clients never send
+    if table.weights is not None:
+        state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
+        unsent = read_model_tensors("recording.weights", path, state, optional=state)[1]
+    reader = TranscriptReader(bundle, model, counts, unsent)
     view = adversary.view if "view" in adversary.model_fields_set else None
     selection = select_messages(bundle, view, table.rounds, table.whose)
     transcript, protections = _transcript(table, reader, spec, selection)
@@ -93,7 +97,7 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         unaudited_clients=unaudited_clients(selection),
         extra_payload=extra_payload(selection, model),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
-        epsilons=claims_by_client(bundle),
+        epsilons=recorded_epsilons(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
         naming=Naming(clients),
         first_round=bundle.first_round,
@@ -103,14 +107,6 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
     if not unscored_views:
         return [source]
     return [source, replace(source, truths=None, views=tuple(unscored_views), name=f"{name}, truth not kept")]
-
-
-def _unsent_weights(table: BundleTable, model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Return the weights that clients never send, from the file that the plan names."""
-    if table.weights is None:
-        return {}
-    state, path = {**weights_of(model), **buffers_of(model)}, folder / Path(table.weights).expanduser()
-    return read_model_tensors("recording.weights", path, state, optional=state)[1]
 
 
 def check_adversary(table: BundleTable, adversary: AdversaryTable) -> None:
@@ -181,15 +177,14 @@ def _defences(
         if not isinstance(table.defended, list):
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
-    of_all = preferred(bundle.facts, "defences")
     declared = [
-        (client, preferred(bundle.facts_of(client, index), "defences", of_all))
+        (client, bundle.defences_of(client, index))
         for index in selection.rounds
         for client in selection.aggregated_clients(index) or clients
     ]
+    parts_by_client = {client: parts for client, parts in declared if parts is not None}
     if any(parts is None for _, parts in declared):
         return None, {}
-    parts_by_client = dict(declared)
     texts = {client: tuple(map(_defence_text, parts)) for client, parts in parts_by_client.items()}
     # One protection is run again for all rounds of a client: adaptive clipping has another norm in each.
     changing = {client for client, parts in declared if parts != parts_by_client[client]}
@@ -197,13 +192,11 @@ def _defences(
     return texts, {
         client: protection
         for client, protection in protections.items()
-        if protection is not None and client not in changing and not _counts_buffers(protection, has_buffers)
+        if protection is not None
+        and client not in changing
+        # A filter of another framework takes running statistics into account, which no replay has.
+        and not (has_buffers and any(isinstance(part, FILTERS) for part in named_parts(protection.release)))
     }
-
-
-def _counts_buffers(protection: Protection, has_buffers: bool) -> bool:
-    """Return whether a filter of another framework takes running statistics into account, which no replay has."""
-    return has_buffers and any(isinstance(part, FILTERS) for part in named_parts(protection.release))
 
 
 def _defence_text(part: Mapping[str, Any]) -> str:

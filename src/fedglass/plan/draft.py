@@ -253,8 +253,9 @@ def inspect_bundle(bundle: Bundle) -> dict[str, Any]:
         "needed": _missing_keys(bundle),
         "findings": [{"round": f.round, "client": f.client, "words": f.text} for f in contradictions],
         "epsilons": [
-            {"client": epsilon.client, "words": str(epsilon.claim), **epsilon.claim.details}
-            for epsilon in recorded_epsilons(bundle)
+            {"client": client, "words": str(claim), **claim.details}
+            for client, claims in recorded_epsilons(bundle).items()
+            for claim in claims
         ],
         "adaptive_clipping": adapts_clipping(bundle),
         "attacks": [
@@ -301,11 +302,7 @@ def _facts_by_message(selection: Selection) -> Iterator[frozenset[Fact]]:
         for names in [clients] if selection.view == "aggregate" else [(name,) for name in clients]:
             participants = tuple(participant_of(bundle, name, index, {}) for name in names)
             look = ViewBuilder(empty, index, participants or (Participant("", 1, counted=False),), {}, {})
-            moved = any(_moved_statistics(bundle, name, index) for name in names)
+            updates = [update_of(bundle, name, index) or {} for name in names]
+            means = (tensor for update in updates for name, tensor in update.items() if name.endswith(MEAN))
+            moved = any(bool(mean.any()) for mean in means)  # running statistics that the training moved
             yield look.knowledge(Knows()).facts | ({Fact.STATISTICS} if moved else set())
-
-
-def _moved_statistics(bundle: Bundle, client: str, index: int) -> bool:
-    """Check that running statistics came with the message, and that the training moved them."""
-    update = update_of(bundle, client, index) or {}
-    return any(bool(tensor.any()) for name, tensor in update.items() if name.endswith(MEAN))

@@ -71,15 +71,12 @@ def checked_options(where: str, make: Callable[..., object], options: Mapping[st
         if name not in plain:
             raise UsageError(f"{where}: {unknown_name('option', name, plain)}")
     checked = {name: _checked(where, name, plain[name], value) for name, value in options.items()}
-    otherwise = NOT_NEGATIVE if _is_built_in(make) else ANY  # the ranges of other code are unknown
+    function = make.func if isinstance(make, functools.partial) else make
+    is_built_in = str(getattr(function, "__module__", "")).startswith("fedglass.")
+    otherwise = NOT_NEGATIVE if is_built_in else ANY  # the ranges of other code are unknown
     for name, value in checked.items():
         _check_range(where, name, value, otherwise)
     return checked
-
-
-def _is_built_in(make: Callable[..., object]) -> bool:
-    function = make.func if isinstance(make, functools.partial) else make
-    return str(getattr(function, "__module__", "")).startswith("fedglass.")
 
 
 def _hints(make: Callable[..., object]) -> dict[str, Any]:

@@ -62,7 +62,10 @@ def _is_of_another_kind(problem: ErrorDetails) -> bool:
 def _sentence(problem: ErrorDetails, schema: type[BaseModel], content: Mapping[str, Any]) -> str:
     field = _field(problem["loc"], content)
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(problem["loc"], schema, field)
+        keys = _keys(schema, problem["loc"][:-1])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{field} is not a key of a plan: {hint}Known here: {', '.join(sorted(keys))}."
     if problem["type"] == "missing":
         return f"{field} is missing: {_missing(field, problem['input'])}"
     if problem["type"] == "value_error":
@@ -91,13 +94,6 @@ def _missing(field: str, table: Any) -> str:
         "it states how the clients normalised their pixels. Add their channel means and deviations or, if they did "
         f"not normalise, whitening = {{ mean = {mean}, std = {std} }}, with one number for each channel."
     )
-
-
-def _unknown_key(place: Place, schema: type[BaseModel], field: str) -> str:
-    keys = _keys(schema, place[:-1])
-    near = difflib.get_close_matches(str(place[-1]), keys, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{field} is not a key of a plan: {hint}Known here: {', '.join(sorted(keys))}."
 
 
 def _field(place: Place, content: Mapping[str, Any]) -> str:

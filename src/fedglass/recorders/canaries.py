@@ -23,6 +23,8 @@ from fedglass.core.rng import stream
 from fedglass.fl.canaries import LENGTH
 from fedglass.models.names import unwrap
 from fedglass.recorders.client import ClientRecorder, folder_name
+from fedglass.recorders.defences import closure_variables
+from fedglass.recorders.hooks import replaced
 from fedglass.recordings.privacy import CanaryKey, keys_folder, store_key
 
 log = logging.getLogger("fedglass")
@@ -50,102 +52,86 @@ DP_MOD = "flower_local_dp"
 OPTIMIZERS = "opacus.optimizers.optimizer"
 
 
-class StepCanaries:
-    """Canaries among the gradients per example of Opacus, in the steps that train one model."""
+def key_for_steps(model: nn.Module, count: int) -> CanaryKey:
+    """Return a new key for a training with Opacus; refuse one without gradients per example."""
+    if OPTIMIZERS not in sys.modules:
+        raise UsageError(NO_OPACUS)
+    key = CanaryKey.drawn(count, "example")
+    key.canaries.check(sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
+    return key
 
-    def __init__(self, model: nn.Module, count: int) -> None:
-        if OPTIMIZERS not in sys.modules:
-            raise UsageError(NO_OPACUS)
-        self.key = CanaryKey.drawn(count, "example")
-        self.key.canaries.check(sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
-        self._names = {id(weight): name for name, weight in unwrap(model).named_parameters()}
-        self._included = self.key.canaries.coins().nonzero()[:, 0]
-        self._draws = stream(int(self.key.seed, 16), "steps")
-        self.steps = 0
 
-    @contextmanager
-    def inserted(self) -> Iterator[None]:
-        """Insert the canaries in all steps of the block, in any thread."""
-        optimizer = sys.modules[OPTIMIZERS].DPOptimizer
-        plain: Callable[[Any], None] = optimizer.clip_and_accumulate
+@contextmanager
+def canaries_in_steps(model: nn.Module, key: CanaryKey | None) -> Iterator[list[str]]:
+    """Insert canaries into the gradients per example of Opacus, in all steps of the block that train one model.
 
-        def clip_and_accumulate(private: Any) -> None:
-            self._insert(private)
-            plain(private)
+    Yield the names of the tensors that hold canaries: none until a step was taken, and none without a key.
+    """
+    if key is None:
+        yield []
+        return
+    optimizer = sys.modules[OPTIMIZERS].DPOptimizer
+    plain: Callable[[Any], None] = optimizer.clip_and_accumulate
+    name_of = {id(weight): name for name, weight in unwrap(model).named_parameters()}
+    included, draws = key.canaries.coins().nonzero()[:, 0], stream(int(key.seed, 16), "steps")
+    names: list[str] = []
 
-        optimizer.clip_and_accumulate = clip_and_accumulate
-        try:
-            yield
-        finally:
-            optimizer.clip_and_accumulate = plain
-
-    def _insert(self, private: Any) -> None:
+    def insert(private: Any) -> None:
         """Append a Poisson sample of the canaries to the gradients per example, once in each step."""
         rate = sampling_rate(private)
-        weights = {self._names[id(weight)]: weight for weight in private.params if id(weight) in self._names}
+        weights = {name_of[id(weight)]: weight for weight in private.params if id(weight) in name_of}
         # Of a batch that is split for memory, all parts but the last skip the step.
         if rate is None or len(weights) < len(private.params) or private._check_skip_next_step(pop_next=False):
             return
-        taken = torch.rand(len(self._included), generator=self._draws) < rate
+        taken = torch.rand(len(included), generator=draws) < rate
         like: Mapping[str, Tensor] = {name: weight.detach() for name, weight in weights.items()}
-        length = LENGTH * float(private.max_grad_norm)
-        for chunk in self.key.canaries.chunks(like, self._included[taken].tolist(), length):
+        for chunk in key.canaries.chunks(like, included[taken].tolist(), LENGTH * float(private.max_grad_norm)):
             for name, weight in weights.items():
                 rows = private._get_flat_grad_sample(weight)
                 weight.grad_sample = torch.cat([rows, chunk[name].to(rows)])
-        self.key = self.key.model_copy(update={"names": list(weights)})
-        self.steps += 1
+        names[:] = weights
 
-    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
-        """Write key and commitment, or log that there are no canaries."""
-        if not self.steps:
-            log.error(NOT_INSERTED, recorder.client)
-            return
-        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
+    def clip_and_accumulate(private: Any) -> None:
+        insert(private)
+        plain(private)
+
+    with replaced(optimizer, {"clip_and_accumulate": clip_and_accumulate}):
+        yield names
 
 
 def sampling_rate(private: Any) -> float | None:
     """Return the rate that Opacus's accountant counts with, from the hook that it has in the optimiser."""
-    hook = getattr(private, "step_hook", None)
-    names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
-    variables = dict(zip(names, getattr(hook, "__closure__", None) or (), strict=False))
-    rate = variables["sample_rate"].cell_contents if "sample_rate" in variables else None
+    rate = closure_variables(getattr(private, "step_hook", None)).get("sample_rate")
     return float(rate) * private.accumulated_iterations if isinstance(rate, int | float) else None
 
 
-class UpdateCanaries:
-    """Canaries in the update of a Flower client, before the mod that clips it and adds noise."""
+def insert_canaries(key: CanaryKey, reply: Any, defences: Sequence[Mapping[str, Any]]) -> CanaryKey:
+    """Add the included canaries to the model of a Flower reply, in place, before the mod that clips it and adds noise.
 
-    def __init__(self, count: int) -> None:
-        self.key = CanaryKey.drawn(count, "update")
-        self.inserted = False
-
-    def insert(self, reply: Any, defences: Sequence[Mapping[str, Any]]) -> None:
-        """Add the included canaries to the model of a reply, in place."""
-        norms = [part["options"]["clipping_norm"] for part in defences if part["name"] == DP_MOD]
-        records = list(reply.content.array_records.values())
-        if not norms or len(records) != 1:
-            return
-        arrays = {name: torch.from_numpy(np.array(array.numpy())) for name, array in records[0].items()}
-        names = [name for name, array in arrays.items() if array.is_floating_point()]
-        canaries = self.key.canaries
-        coins = canaries.coins()
-        each = LENGTH * min(norms) / max(1, int(coins.sum())) ** 0.5
-        total = canaries.total({name: arrays[name] for name in names}, coins * each)
-        for name in names:
-            made = (arrays[name] + total[name]).numpy()
-            records[0][name] = type(records[0][name]).from_numpy_ndarray(made)
-        self.key = self.key.model_copy(update={"names": names})
-        self.inserted = True
-
-    def store(self, recorder: ClientRecorder, folder: str | Path, index: int) -> None:
-        """Write key and commitment, or log that there are no canaries."""
-        if not self.inserted:
-            log.error("No canary was inserted into the update of %r: %s", recorder.client, NO_MOD)
-            return
-        store_key(recorder.writer, key_path(folder, recorder.client), recorder.client, index, self.key)
+    Return the key with the names of the tensors that hold canaries: none if there is no such mod.
+    """
+    norms = [part["options"]["clipping_norm"] for part in defences if part["name"] == DP_MOD]
+    records = list(reply.content.array_records.values())
+    if not norms or len(records) != 1:
+        return key
+    arrays = {name: torch.from_numpy(np.array(array.numpy())) for name, array in records[0].items()}
+    names = [name for name, array in arrays.items() if array.is_floating_point()]
+    coins = key.canaries.coins()
+    each = LENGTH * min(norms) / max(1, int(coins.sum())) ** 0.5
+    total = key.canaries.total({name: arrays[name] for name in names}, coins * each)
+    for name in names:
+        made = (arrays[name] + total[name]).numpy()
+        records[0][name] = type(records[0][name]).from_numpy_ndarray(made)
+    return key.model_copy(update={"names": names})
 
 
-def key_path(folder: str | Path, client: str) -> Path:
-    """Return the file of a client's keys, next to the folder of its recording."""
-    return keys_folder(folder) / f"{folder_name(client)}.json"
+def store_canaries(recorder: ClientRecorder, folder: str | Path, index: int, key: CanaryKey) -> None:
+    """Write the key next to the folder of the recording and its commitment, or log that there are no canaries."""
+    client = recorder.client
+    if key.names:
+        path = keys_folder(folder) / f"{folder_name(client)}.json"
+        store_key(recorder.writer, path, client, index, key)
+    elif key.unit == "example":
+        log.error(NOT_INSERTED, client)
+    else:
+        log.error("No canary was inserted into the update of %r: %s", client, NO_MOD)

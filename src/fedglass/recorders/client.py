@@ -36,8 +36,6 @@ ROUNDING = 2e-3
 """How far pixels may leave [0, 1] through rounding."""
 SAME_DIGITS = 0.01
 """The difference between a declared and a measured normalisation that omitted digits explain."""
-Batches = Sequence[Sequence[int]]
-"""Rows of a client's examples, for each local step."""
 
 
 @contextmanager
@@ -94,7 +92,7 @@ class ClientRecorder:
         if not reader.steps and not reader.fault:
             log.warning(NO_STEP, self.client)
             return
-        of_model = model_facts(reader.steps, reader.network)
+        of_model = model_facts(reader.steps, reader.first_pass)
         if self.model is not None:
             of_model.pop("model", None)
         self.writer.facts(of_model, source="read")
@@ -104,14 +102,26 @@ class ClientRecorder:
         self.writer.round(index).replace_client_facts(self.client, OF_CLIENT.sheet(facts, "read"))
         if self.truth is not None and reader.inputs and not reader.fault:
             with log_and_continue(f"could not record the examples of {self.client!r}"):
-                self._write_truth(self.truth, index, reader)
+                self._add_to_truth(self.truth, index, reader)
 
-    def _write_truth(self, folder: Path, index: int, reader: TrainingReader) -> None:
+    def _add_to_truth(self, folder: Path, index: int, reader: TrainingReader) -> None:
+        """Add the examples of a round to those of earlier ones, with the rows that each local step took."""
         inputs, labels = _examples(self.client, reader)
         images = pixels_of(self.client, inputs, self._whitening(inputs))
         row_of = {digest: row for row, digest in enumerate(_digests(reader))}
         batches = [[row_of[digest] for digest in step.rows] for step in reader.steps if step.rows]
-        _add_to_truth(folder, self.client, index, (images, labels), batches)
+        order: dict[int, Sequence[Sequence[int]]] = {}
+        if (folder / FACTS).exists():
+            truths = Truths.load(folder)
+            earlier = truths.examples[self.client]
+            images, rows = union_of_images(earlier.images, images)
+            label_of = dict(enumerate(earlier.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
+            labels = torch.tensor([label_of[row] for row in range(len(images))])
+            batches = [[rows[row] for row in batch] for batch in batches]
+            order = {number: steps for (number, _), steps in truths.order.items()}
+        make_folder(folder.parent)  # which would otherwise let others list the names of the clients
+        examples = check_examples(self.client, images, labels)
+        write_client_truth(folder, self.client, examples, {**order, index: batches})
 
     def _whitening(self, inputs: Tensor) -> Whitening:
         """Return the declared normalisation, if the pixels do not contradict it, or the measured one."""
@@ -143,22 +153,6 @@ def _same_whitening(declared: Whitening, measured: Whitening) -> bool:
 
 def _whitening_fact(whitening: Whitening) -> dict[str, list[float]]:
     return {"mean": list(whitening.mean), "std": list(whitening.std)}
-
-
-def _add_to_truth(folder: Path, client: str, index: int, examples: tuple[Tensor, Tensor], batches: Batches) -> None:
-    """Add the examples of a round to those of earlier ones, with the rows that each local step took."""
-    images, labels = examples
-    order: dict[int, Batches] = {}
-    if (folder / FACTS).exists():
-        truths = Truths.load(folder)
-        earlier = truths.examples[client]
-        images, rows = union_of_images(earlier.images, images)
-        label_of = dict(enumerate(earlier.labels.tolist())) | dict(zip(rows, labels.tolist(), strict=True))
-        labels = torch.tensor([label_of[row] for row in range(len(images))])
-        batches = [[rows[row] for row in batch] for batch in batches]
-        order = {number: steps for (number, _), steps in truths.order.items()}
-    make_folder(folder.parent)  # which would otherwise let others list the names of the clients
-    write_client_truth(folder, client, check_examples(client, images, labels), {**order, index: batches})
 
 
 def _examples(client: str, reader: TrainingReader) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fedglass.core.errors import UsageError
@@ -53,52 +52,42 @@ def private_step(optimiser: Optimizer) -> PrivateStep | None:
     wrapper = next((caller for caller in callers if getattr(caller, "original_optimizer", None) is optimiser), None)
     if wrapper is None or not hasattr(wrapper, "noise_multiplier"):
         return None
-    kind = type(wrapper)
-    own = kind.__module__.startswith(PACKAGE)
     options = {name: getattr(wrapper, name, None) for name in OPTIONS}
-    return PrivateStep(
-        kind.__name__ if own else f"{kind.__module__}.{kind.__name__}"[-200:],
-        options,
-        _divisor(wrapper, options),
-        _accountant(getattr(wrapper, "step_hook", None)),
-    )
+    divisor = 1.0 if options["loss_reduction"] == "sum" else None
+    if divisor is None and isinstance(options["expected_batch_size"], int | float):
+        divisor = float(options["expected_batch_size"] * getattr(wrapper, "accumulated_iterations", 1))
+    # The accountant's own method `get_optimizer_hook_fn` makes the hook of the wrapper.
+    around = closure_variables(getattr(wrapper, "step_hook", None)).values()
+    accountant = next((value for value in around if isinstance(getattr(value, "history", None), list)), None)
+    return PrivateStep(class_name(wrapper, PACKAGE), options, divisor, accountant)
 
 
-def _divisor(wrapper: Any, options: Mapping[str, Any]) -> float | None:
-    if options["loss_reduction"] == "sum":
-        return 1.0
-    size, batches = options["expected_batch_size"], getattr(wrapper, "accumulated_iterations", 1)
-    return float(size * batches) if isinstance(size, int | float) else None
+def class_name(value: object, package: str) -> str:
+    """Return the class of a value; one of another package with its module, since an SGD of others may do anything."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__.startswith(package) else f"{kind.__module__}.{kind.__name__}"[-200:]
 
 
-def _accountant(hook: Any) -> Any:
-    """Return the accountant that a hook of its own method `get_optimizer_hook_fn` belongs to."""
-    contents = (cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())
-    return next((content for content in contents if isinstance(getattr(content, "history", None), list)), None)
+def closure_variables(function: Any) -> dict[str, Any]:
+    """Return the variables that a function takes from the functions around it; none of anything else."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
 
 
-class PoissonBatches:
-    """The batches that Opacus's data loaders have drawn since the last step."""
+def rate_of_step(drawn: Sequence[tuple[float, int]], passes: int, examples: int) -> float | None:
+    """Return the rate at which the examples of a step were drawn; None if it took others than were drawn for it.
 
-    def __init__(self) -> None:
-        self._drawn: list[tuple[float, int]] = []
-
-    def on_batch(self, iterator: Any, batch: Sequence[Tensor]) -> None:
-        """Note a batch that an iterator of a data loader yields, if it is a Poisson sample."""
-        rate = _sample_rate(getattr(iterator, "_index_sampler", None))
-        if rate is not None:
-            self._drawn.append((rate, len(batch[0]) if batch else 0))
-
-    def rate_of_step(self, passes: int, examples: int) -> float | None:
-        """Return the rate at which the examples of a step were drawn; None if it took others than were drawn for it."""
-        drawn, self._drawn = self._drawn, []
-        rates = {rate for rate, _ in drawn}
-        complete = len(drawn) == passes and sum(size for _, size in drawn) == examples
-        return rates.pop() if complete and len(rates) == 1 else None
+    Args:
+        drawn: The rate and the size of each Poisson sample since the previous step.
+    """
+    rates = {rate for rate, _ in drawn}
+    complete = len(drawn) == passes and sum(size for _, size in drawn) == examples
+    return rates.pop() if complete and len(rates) == 1 else None
 
 
-def _sample_rate(sampler: Any) -> float | None:
-    """Return the rate of a Poisson sampler; another one may split its batches into smaller ones."""
+def sample_rate_of(sampler: Any) -> float | None:
+    """Return the rate of a Poisson sampler of Opacus; another one may split its batches into smaller ones."""
     candidates: tuple[Any, Any] = sampler, getattr(sampler, "sampler", None)
     for candidate in candidates:
         kind = type(candidate)

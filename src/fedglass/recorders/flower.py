@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedglass.core.errors import UsageError
-from fedglass.recorders.canaries import ANNOUNCED, UpdateCanaries
+from fedglass.recorders.canaries import ANNOUNCED, insert_canaries, store_canaries
 from fedglass.recorders.client import ClientRecorder, folder_name, log_and_continue
-from fedglass.recorders.defences import flower_defences
-from fedglass.recorders.flower_recorder import StrategyRecorder, arrays_of_bytes, config_of, name_of
+from fedglass.recorders.defences import closure_variables, flower_defences
+from fedglass.recorders.flower_recorder import StrategyRecorder, config_of, name_of
 from fedglass.recorders.hooks import TrainingReader
+from fedglass.recordings.privacy import CanaryKey
 
 log = logging.getLogger("fedglass")
 S = TypeVar("S")
@@ -66,8 +67,7 @@ class RecordedStrategy:
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
         self._recorder.received_fit(server_round, results, self)
         result = super().aggregate_fit(server_round, results, failures)  # type: ignore[misc] # as above
-        if result[0] is not None:
-            self._recorder.aggregated(server_round, arrays_of_bytes(result[0]), self)
+        self._recorder.aggregated(server_round, result[0], self)
         return result
 
 
@@ -118,7 +118,7 @@ def recording_mod(
             epsilon`. Next to nothing is left of the client's own update. Their keys are stored in `<folder>-canaries`.
     """
     place = Path(folder)
-    UpdateCanaries(canaries or 1)  # refuses what is not a number
+    CanaryKey.drawn(canaries or 1, "update")  # refuses what is not a number
     if not place.is_absolute():
         log.warning(
             "fedglass records to %s. Give an absolute path, since every process has its own working directory.",
@@ -127,14 +127,15 @@ def recording_mod(
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         defences = flower_defences(list(inner_mods(call_next)), config_of(message))
-        inserted = UpdateCanaries(canaries) if canaries else None
+        key = CanaryKey.drawn(canaries, "update") if canaries else None
 
         def trained(message: Any, context: Any, call_client: Callable[[Any, Any], Any]) -> Any:
+            nonlocal key
             reply = call_client(message, context)
-            if inserted is not None and not reply.has_error() and _returns_model(message, reply):
+            if key is not None and not reply.has_error() and _returns_model(message, reply):
                 log.warning(ANNOUNCED, canaries, name_of(reply, message.metadata.dst_node_id))
                 with log_and_continue("could not insert canaries"):
-                    inserted.insert(reply, defences)
+                    key = insert_canaries(key, reply, defences)
             return reply
 
         with TrainingReader(keep_examples=truth is not None) as reader:
@@ -145,8 +146,8 @@ def recording_mod(
                 own_place = place / folder_name(name)
                 recorder = ClientRecorder(own_place, name, truth=truth, model=model, whitening=whitening, facts=facts)
                 recorder.trained(_round(message), reader, defences)
-                if inserted is not None:
-                    inserted.store(recorder, place, _round(message))
+                if key is not None:
+                    store_canaries(recorder, place, _round(message), key)
         return reply
 
     return mod
@@ -189,7 +190,5 @@ def _with_innermost(call_next: Any, innermost: Mod) -> Callable[[Any, Any], Any]
 
 def _link(call_next: Any) -> tuple[Any, Any] | None:
     """Return the next mod of Flower's chain, and what it calls; None where the chain ends."""
-    contents = [cell.cell_contents for cell in getattr(call_next, "__closure__", None) or ()]
-    names = getattr(getattr(call_next, "__code__", None), "co_freevars", ())
-    variables = dict(zip(names, contents, strict=False))
+    variables = closure_variables(call_next)
     return (variables["_mod"], variables["_ffn"]) if "_mod" in variables and "_ffn" in variables else None

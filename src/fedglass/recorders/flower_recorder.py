@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -49,7 +50,10 @@ class StrategyRecorder:
         if (Path(bundle) / MANIFEST).exists():
             raise UsageError(f"{bundle} holds a bundle already: choose another folder for this run.")
         self.writer = BundleWriter(bundle, writer="server", facts=facts)
-        self.writer.facts({"framework": _framework()}, source="read")
+        framework = "flwr"
+        with suppress(PackageNotFoundError):
+            framework = f"flwr {version('flwr')}"
+        self.writer.facts({"framework": framework}, source="read")
         self._called: dict[int, list[int]] = {}
         """By round, the nodes that were called."""
         self._names: dict[int, str] = {}
@@ -71,7 +75,7 @@ class StrategyRecorder:
         self.writer.facts({"rule": rule_of(strategy), "sees": "each"}, source="read")
         records = {message.metadata.dst_node_id: _model_record(message, strategy) for message in messages}
         models = {node: record for node, record in records.items() if record is not None}
-        self._store_sent(index, models, _same_record, _numpy)
+        self._store_sent(index, models)
 
     @_logs_errors
     def sending_fit(self, index: int, calls: list[Any], strategy: Any) -> None:
@@ -79,14 +83,14 @@ class StrategyRecorder:
         self._configs = {client.node_id: dict(instruction.config or {}) for client, instruction in calls}
         self.writer.facts({"rule": rule_of(strategy)}, source="read")
         models = {client.node_id: instruction.parameters for client, instruction in calls}
-        self._store_sent(index, models, lambda one, other: one.tensors == other.tensors, arrays_of_bytes)
+        self._store_sent(index, models)
 
-    def _store_sent(self, index: int, models: dict[int, Any], same: Any, arrays: Any) -> None:
+    def _store_sent(self, index: int, models: dict[int, Any]) -> None:
         """Store the model that most nodes were sent as the round's; that of other nodes waits for their replies."""
         self._called[index] = list(self._configs)
         groups: list[list[int]] = []
         for node, model in models.items():
-            group = next((g for g in groups if models[g[0]] is model or same(models[g[0]], model)), None)
+            group = next((g for g in groups if _same_model(models[g[0]], model)), None)
             if group is None:
                 groups.append([node])
             else:
@@ -95,8 +99,8 @@ class StrategyRecorder:
         # If no two nodes have the same model, none of these is the round's.
         common = largest if len(largest) > 1 or len(groups) == 1 else []
         if common:
-            self.writer.round(index).sent(arrays(models[common[0]]))
-        self._own_starts = {node: arrays(model) for node, model in models.items() if node not in common}
+            self.writer.round(index).sent(arrays_of(models[common[0]]))
+        self._own_starts = {node: arrays_of(model) for node, model in models.items() if node not in common}
 
     @_logs_errors
     def received(self, index: int, replies: list[Any], strategy: Any) -> None:
@@ -117,7 +121,7 @@ class StrategyRecorder:
                 round_.not_recorded(name, "its reply holds no array record of a model")
                 continue
             self._store_own_start(index, node, name)
-            arrays = self._replies[name] = _numpy(record)
+            arrays = self._replies[name] = arrays_of(record)
             examples, facts = _reply_facts(reply, record, strategy)
             # The number of examples is what the client claims.
             config = self._configs.get(node) or None
@@ -132,7 +136,8 @@ class StrategyRecorder:
     def received_fit(self, index: int, results: list[Any], strategy: Any) -> None:
         """Store what `received` does, for the older API."""
         round_, self._replies = self.writer.round(index), {}
-        secure = _aggregated_securely(results)
+        # Where only the sum of the replies is visible, Flower hands it out as each client's reply.
+        secure = len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
         self.writer.facts({"sees": "aggregate" if secure else "each"}, source="read")
         replied = set()
         for client, result in results:
@@ -141,7 +146,7 @@ class StrategyRecorder:
             name = self._names[client.node_id] = _metric_name(metrics, client.node_id)
             self._store_own_start(index, client.node_id, name)
             if not secure:
-                arrays = self._replies[name] = arrays_of_bytes(result.parameters)
+                arrays = self._replies[name] = arrays_of(result.parameters)
                 round_.received(name, arrays)
             self.writer.training(name, index, {"examples": result.num_examples or None}, source="declared")
             config = self._configs.get(client.node_id) or None
@@ -154,7 +159,7 @@ class StrategyRecorder:
         """Store the aggregate; `arrays` is None if the strategy refused to make one."""
         if arrays is None:
             return
-        after = _numpy(arrays)
+        after = arrays_of(arrays)
         unchanged = [name for name, reply in self._replies.items() if _equal(reply, after)]
         # Krum passes on one client's message unchanged; with a single client no other one is left out.
         accepted = unchanged if len(unchanged) == 1 and len(self._replies) > 1 else None
@@ -215,13 +220,6 @@ def _by_name(reply: Any) -> tuple[bool, int, str]:
     return False, len(name), name
 
 
-def _framework() -> str:
-    try:
-        return f"flwr {version('flwr')}"
-    except PackageNotFoundError:
-        return "flwr"
-
-
 def _model_record(message: Any, strategy: Any) -> Any:
     """Return the record that holds the model: under the strategy's own key, or the first."""
     records = message.content.array_records
@@ -249,29 +247,21 @@ def _reply_facts(reply: Any, record: Any, strategy: Any) -> tuple[int | None, di
     return examples, {"weight": weight, "metrics": metrics, EXTRA_ARRAYS: extras or None}
 
 
-def _numpy(record: Any) -> dict[str, Any]:
-    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in record.items()}
+def arrays_of(model: Any) -> dict[str, Any]:
+    """Return the arrays of a model; in the older API they have no names but numbers, and no pickle is read."""
+    if hasattr(model, "tensors"):
+        return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(model.tensors)}
+    return {name: array if isinstance(array, np.ndarray) else array.numpy() for name, array in model.items()}
 
 
-def _same_record(one: Any, other: Any) -> bool:
+def _same_model(one: Any, other: Any) -> bool:
+    if one is other or hasattr(one, "tensors"):
+        return one is other or bool(one.tensors == other.tensors)
     return list(one) == list(other) and all(one[name].data == other[name].data for name in one)
 
 
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return set(one) == set(other) and all(np.allclose(one[n], other[n], rtol=1e-6, atol=0) for n in one)
-
-
-# Flower's older API, which secure aggregation still uses: results of clients as lists of bytes.
-
-
-def arrays_of_bytes(parameters: Any) -> dict[str, Any]:
-    """Return the arrays of a model under their numbers, since they have no names; no pickle is read."""
-    return {str(i): np.load(BytesIO(data), allow_pickle=False) for i, data in enumerate(parameters.tensors)}
-
-
-def _aggregated_securely(results: Sequence[tuple[Any, Any]]) -> bool:
-    """Check whether only the sum of the replies is visible: Flower then hands out the sum as each client's reply."""
-    return len(results) > 1 and all(result.parameters is results[0][1].parameters for _, result in results)
 
 
 # Facts that a strategy shows: the aggregation rule with options, and the privacy that it counts.
@@ -295,7 +285,9 @@ def rule_of(strategy: object, clients: int | None = None) -> Part:
     if inner:
         own_class = next(_classes(outer))
         return {"name": own_class.__name__, "options": {**_attributes(outer), "of": rule_of(inner[0], clients)}}
-    kind = _aggregating(outer)
+    methods = ("aggregate_train", "aggregate_fit")
+    defining = (kind for kind in _classes(outer) if any(name in vars(kind) for name in methods))
+    kind = next(defining, type(outer))
     return _known_rule(kind, outer, clients) or {"name": kind.__name__, "options": _attributes(outer)}
 
 
@@ -310,13 +302,6 @@ def privacy_spent(strategy: Any) -> dict[str, Any] | None:
 def _classes(strategy: object) -> Iterator[type]:
     """Yield the classes of a strategy without those of fedglass."""
     return (kind for kind in type(strategy).__mro__ if not kind.__module__.startswith("fedglass."))
-
-
-def _aggregating(strategy: object) -> type:
-    """Return the class that defines how a strategy aggregates."""
-    methods = ("aggregate_train", "aggregate_fit")
-    defining = (kind for kind in _classes(strategy) if any(name in vars(kind) for name in methods))
-    return next(defining, type(strategy))
 
 
 def _attributes(strategy: object) -> dict[str, Any]:

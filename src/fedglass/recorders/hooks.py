@@ -28,17 +28,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils.hooks import RemovableHandle
 
 from fedglass.core.errors import UsageError
 from fedglass.models.network import FunctionListener, OnCall
-from fedglass.recorders.defences import PoissonBatches, private_step
+from fedglass.recorders.defences import class_name, private_step, rate_of_step, sample_rate_of
 from fedglass.recorders.steps import (
     ForwardPass,
     ForwardPasses,
     Gradient,
     LossCall,
-    ObservedNetwork,
     ObservedStep,
     has_weight_penalty,
     tensors_in,
@@ -67,8 +65,8 @@ def warn_once(error: str) -> None:
 
 
 @contextmanager
-def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
-    """Put other functions in a module, in all threads."""
+def replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Put other functions in a module or a class, in all threads."""
     plain = {name: getattr(module, name) for name in functions}
     for name, function in functions.items():
         setattr(module, name, function)
@@ -79,10 +77,10 @@ def _replaced(module: Any, functions: Mapping[str, Any]) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
-    """Tell a listener of losses in `torch.nn.functional`."""
+def listening(module: Any, functions: Iterable[Any], on_call: OnCall) -> AbstractContextManager[None]:
+    """Tell a listener of calls of a module's or a class's functions, with their results."""
 
-    def listening(function: Any) -> Any:
+    def listened(function: Any) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             result = function(*args, **options)
@@ -91,7 +89,7 @@ def listening_losses(on_call: OnCall) -> AbstractContextManager[None]:
 
         return call
 
-    return _replaced(F, {function.__name__: listening(function) for function in LOSSES})
+    return replaced(module, {function.__name__: listened(function) for function in functions})
 
 
 def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextManager[None]:
@@ -104,20 +102,7 @@ def listening_backward(on_root: Callable[[Tensor], None]) -> AbstractContextMana
             on_root(root)
         plain(tensors, *args, **options)
 
-    return _replaced(torch.autograd, {"backward": backward})
-
-
-def listening_batches(on_batch: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
-    """Tell a listener of the batches that torch's data loaders yield."""
-    plain = _BaseDataLoaderIter.__next__
-
-    @functools.wraps(plain)
-    def fetch(iterator: Any) -> Any:
-        batch = plain(iterator)
-        on_batch(iterator, batch)
-        return batch
-
-    return _replaced(_BaseDataLoaderIter, {"__next__": fetch})
+    return replaced(torch.autograd, {"backward": backward})
 
 
 class TrainingReader:
@@ -145,18 +130,19 @@ class TrainingReader:
         self.steps: list[ObservedStep] = []
         self.fault = ""
         """The error that ended the observation; what came before is then not all of the training. Empty without one."""
-        self.network: ObservedNetwork | None = None
-        """The network of the first forward pass."""
+        self.first_pass: ForwardPass | None = None
         self._thread: int | None = None
         self._open = ExitStack()
         self._keep_examples = keep_examples
         self.inputs: dict[bytes, Tensor] = {}
         """The examples by their digests, in the order in which they first came; empty if none are kept."""
-        self._passes = ForwardPasses(self._on_begin, self._on_end)
+        self._passes = ForwardPasses()
         self._losses: list[LossCall] = []
         self._penalty = False
-        self._batches = PoissonBatches()
-        self._handles: dict[int, RemovableHandle] = {}
+        self._drawn: list[tuple[float, int]] = []
+        """The rate and the size of each Poisson sample that a data loader has yielded since the last step."""
+        self._watched: set[int] = set()
+        """The parameters with a hook, by identity."""
         self._norms: dict[int, Tensor] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
         """By parameter, its count of writes when training last left it."""
@@ -174,16 +160,15 @@ class TrainingReader:
         for handle in handles:
             self._open.callback(handle.remove)
         called = self._harmless(self._on_function)
-        self._open.enter_context(listening_losses(called) if self.any_thread else FunctionListener(called))
+        self._open.enter_context(listening(F, LOSSES, called) if self.any_thread else FunctionListener(called))
         self._open.enter_context(listening_backward(self._harmless(self._on_backward)))
-        self._open.enter_context(listening_batches(self._harmless(self._on_batch)))
+        fetch = _BaseDataLoaderIter.__next__
+        self._open.enter_context(listening(_BaseDataLoaderIter, [fetch], self._harmless(self._on_batch)))
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        self._watched.clear()
         trained = frozenset[int]().union(*(step.weights for step in self.steps))
         if any(_was_written(*write) for weight, write in self._versions.items() if weight in trained):
             self.steps[-1] = replace(self.steps[-1], by_hand=True)
@@ -214,25 +199,23 @@ class TrainingReader:
     # Modules
 
     def _on_enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._observes_graph():
-            self._passes.enter(module, inputs)
-
-    def _on_leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self._observes_graph():
-            self._passes.leave(module, output)
-
-    def _on_begin(self, module: nn.Module) -> None:
+        if not self._observes_graph() or not self._passes.enter(module, inputs):
+            return
         for parameter in (parameter for parameter in module.parameters() if parameter.requires_grad):
             self._versions.setdefault(id(parameter), (parameter, parameter._version))
-            if id(parameter) not in self._handles:
+            if id(parameter) not in self._watched:
                 call = self._harmless(self._on_accumulated)
                 handle = parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call] # of torch
-                self._handles[id(parameter)] = handle
+                self._open.callback(handle.remove)
+                self._watched.add(id(parameter))
 
-    def _on_end(self, forward: ForwardPass, outputs: list[Tensor]) -> None:
-        self.network = self.network or forward.network
-        for tensor in outputs:
-            on_gradient(tensor, self._harmless(forward.on_gradient))
+    def _on_leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        ended = self._passes.leave(module, output) if self._observes_graph() else None
+        if ended is not None:
+            forward, outputs = ended
+            self.first_pass = self.first_pass or forward
+            for tensor in outputs:
+                on_gradient(tensor, self._harmless(forward.on_gradient))
 
     def _on_accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -255,9 +238,10 @@ class TrainingReader:
         """Note a penalty on the weights, as FedProx has one."""
         self._penalty = self._penalty or (self._observes_thread() and has_weight_penalty(root))
 
-    def _on_batch(self, iterator: Any, batch: Any) -> None:
-        if self._observes_thread():
-            self._batches.on_batch(iterator, list(tensors_in([batch])))
+    def _on_batch(self, function: Any, args: tuple[Any, ...], options: Mapping[str, Any], batch: Any) -> None:
+        rate = sample_rate_of(getattr(args[0], "_index_sampler", None)) if self._observes_thread() else None
+        if rate is not None:
+            self._drawn.append((rate, len(next(tensors_in([batch]), ()))))
 
     # Steps
 
@@ -269,7 +253,7 @@ class TrainingReader:
         weights = [parameter for group in groups for parameter in group["params"]]
         private = private_step(optimiser)
         self._pending = {
-            "optimiser": _class_of(optimiser),
+            "optimiser": class_name(optimiser, "torch.optim."),
             "options": [{k: v for k, v in group.items() if k != "params"} for group in groups],
             "carried": bool(optimiser.state) and not self.steps,
             # With a closure the gradients are yet to come; otherwise a parameter without one stays as it is.
@@ -297,9 +281,9 @@ class TrainingReader:
         passes = [forward for forward in self._passes.since_step if forward.used]
         losses = [loss for loss in self._losses if loss.used]
         rows = self._rows_of([forward.inputs for forward in passes])
-        self._pending["sample_rate"] = self._batches.rate_of_step(len(passes), len(rows))
+        self._pending["sample_rate"] = rate_of_step(self._drawn, len(passes), len(rows))
         self.steps.append(ObservedStep.of(self._pending, passes, losses, rows, penalty=self._penalty))
-        self._losses, self._penalty = [], False
+        self._losses, self._drawn, self._penalty = [], [], False
         self._passes.since_step.clear()
         self._norms.clear()
         weights = (parameter for group in optimiser.param_groups for parameter in group["params"])
@@ -335,14 +319,6 @@ def _digest(example: Tensor) -> bytes:
 def _was_written(weight: Tensor, version: int) -> bool:
     """Check whether a weight was written to since; torch counts writes, except those by way of `.data`."""
     return weight._version != version
-
-
-def _class_of(optimiser: Optimizer) -> str:
-    """Return the name of a torch optimiser; of any other class also its module, since its SGD may do anything."""
-    kind = type(optimiser)
-    if kind.__module__.startswith("torch.optim."):
-        return kind.__name__
-    return f"{kind.__module__}.{kind.__name__}"[-200:]
 
 
 def on_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:

@@ -6,11 +6,12 @@ and share a writer by the name of its folder. Give absolute paths; each site has
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -111,34 +112,32 @@ def _rule(recipe: Any) -> dict[str, Any]:
     return {"name": kind if aggregator is None else type(aggregator).__name__}
 
 
-class _Recorder(Filter):  # type: ignore[misc] # NVFlare has no types
-    """A filter that lets everything pass unchanged, and logs its errors: one that raises would spoil the task."""
+def _logs_errors(record: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], Any]:
+    """Let a filter pass everything unchanged, and log its errors: one that raises would spoil the task."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
+    @functools.wraps(record)
+    def process(recorder: Any, shareable: Any, fl_ctx: Any) -> Any:
+        def mark_incomplete() -> None:
+            if recorder.folder in _writers:
+                _writers[recorder.folder].mark_incomplete()
 
-    def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        with log_and_continue("could not record", self._mark_incomplete):
-            self._record(shareable, fl_ctx)
+        with log_and_continue("could not record", mark_incomplete):
+            record(recorder, shareable, fl_ctx)
         return shareable
 
-    def _mark_incomplete(self) -> None:
-        if self.folder in _writers:
-            _writers[self.folder].mark_incomplete()
-
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
-        raise NotImplementedError
+    return process
 
 
-class SentFilter(_Recorder):
+class SentFilter(Filter):  # type: ignore[misc] # NVFlare has no types
     """Records the global model that goes out; that of the next round is the aggregate of the last one."""
 
     def __init__(self, folder: str, facts: dict[str, Any] | None = None) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.facts = facts or {}
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         writer = _writer(self.folder, self.facts)
         arrays, index = _arrays(shareable), _round(shareable)
         if arrays is None or index is None:
@@ -156,14 +155,16 @@ class SentFilter(_Recorder):
                 round_.sent(tensors, client=client)
 
 
-class ReceivedFilter(_Recorder):
+class ReceivedFilter(Filter):  # type: ignore[misc] # as above
     """Records what a client sent, before the server's other filters and its workflow touch it."""
 
     def __init__(self, folder: str, clients: str | None = None) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.clients = clients
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         writer, client, index = _writer(self.folder, {}), _peer(fl_ctx), _round(shareable)
         if index is None:
             log.warning("fedglass does not record a reply without a round number.")
@@ -179,11 +180,14 @@ class ReceivedFilter(_Recorder):
         tensors, form, dxo = arrays
         round_.received(client, tensors, form=form)
         weight = dxo.get_meta_prop(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
+        # Next to its model a reply may hold anything: SCAFFOLD's control variates are in the properties.
+        entries = {name: value for name, value in shareable.items() if name not in PAYLOAD}
+        properties = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
         facts = {
             "weight": float(weight) if isinstance(weight, int | float) and weight > 0 else None,
             "metrics": dxo.get_meta_prop("initial_metrics") or None,
-            "filters": passed_filters(dxo.get_filter_history()) or None,
-            EXTRA_ARRAYS: _extras(shareable, dxo) or None,
+            "filters": [str(name) for name in dxo.get_filter_history() or [] if name not in HARMLESS] or None,
+            EXTRA_ARRAYS: sizes_of_extras({**entries, **properties}) or None,
             LEDGER: svt_ledger(*(dxo.get_meta_prop(name) for name in SVT_LEDGERS)),
         }
         writer.training(client, index, facts, source="read")
@@ -191,21 +195,23 @@ class ReceivedFilter(_Recorder):
             copy_training(writer, Path(self.clients) / folder_name(client), index)
 
 
-class TrainingBegins(_Recorder):
+class TrainingBegins(Filter):  # type: ignore[misc] # as above
     """Starts to observe a client's training."""
 
     def __init__(self, folder: str, keep_examples: bool = False) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.keep_examples = keep_examples
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             _close(self.folder)
             reader = _readers[self.folder] = TrainingReader(keep_examples=self.keep_examples, any_thread=True)
             reader.__enter__()
 
 
-class TrainingEnds(_Recorder):
+class TrainingEnds(Filter):  # type: ignore[misc] # as above
     """Stops observing a client's training and records it, with the filters that the reply still passes."""
 
     def __init__(
@@ -215,10 +221,12 @@ class TrainingEnds(_Recorder):
         model: str | None = None,
         whitening: list[list[float]] | None = None,
     ) -> None:
-        super().__init__(folder)
+        super().__init__()
+        self.folder = folder
         self.truth, self.model, self.whitening = truth, model, whitening
 
-    def _record(self, shareable: Any, fl_ctx: Any) -> None:
+    @_logs_errors
+    def process(self, shareable: Any, fl_ctx: Any) -> None:
         with _lock:
             reader = _close(self.folder)
         index, arrays = _round(shareable), _arrays(shareable)
@@ -263,13 +271,6 @@ def _arrays(shareable: Any) -> tuple[dict[str, Any], Form, DXO] | None:
     return {str(name): value for name, value in dxo.data.items()}, FORMS[dxo.data_kind], dxo
 
 
-def _extras(shareable: Any, dxo: DXO) -> dict[str, Any]:
-    """Return the sizes of what a reply holds next to its model: SCAFFOLD's control variates are in its properties."""
-    entries = {name: value for name, value in shareable.items() if name not in PAYLOAD}
-    properties = {name: value for name, value in dxo.meta.items() if name != MetaKey.INITIAL_METRICS}
-    return sizes_of_extras({**entries, **properties})
-
-
 def _round(shareable: Any) -> int | None:
     index = shareable.get_header(CURRENT_ROUND)
     return int(index) if isinstance(index, int) else None
@@ -291,16 +292,13 @@ def defences_of(fl_ctx: Any, kind: str, steps: object = 1) -> list[dict[str, Any
     A filter does not know its neighbours. The client's runner, which is in the context, has all of them: those of the
     job and those that the site itself adds.
     """
+    protecting = (part for part in _filters(fl_ctx) if type(part).__name__ not in HARMLESS)
     return [
         nvflare_defence(part, _options(part), kind, steps)
-        for part in _filters(fl_ctx)
-        if _protects(part) and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
+        for part in protecting
+        if type(part).__module__.partition(".")[0] != "fedglass"
+        and not (isinstance(part, DXOFilter) and part.data_kinds and kind not in part.data_kinds)
     ]
-
-
-def passed_filters(history: Any) -> list[str]:
-    """Return the filters that a message passed, by its own history."""
-    return [str(name) for name in history or [] if name not in HARMLESS]
 
 
 def _filters(fl_ctx: Any) -> Iterator[Any]:
@@ -311,17 +309,12 @@ def _filters(fl_ctx: Any) -> Iterator[Any]:
     yield from (getattr(runner, SITE_FILTERS, None) or {}).get(task) or []
 
 
-def _protects(part: Any) -> bool:
-    ours = type(part).__module__.partition(".")[0] == "fedglass"
-    return not ours and type(part).__name__ not in HARMLESS
-
-
 def _options(part: Any) -> dict[str, Any]:
     """Return the arguments of a filter, as far as it keeps them under the same names in plain values."""
     arguments = {name: getattr(part, name, None) for name in inspect.signature(type(part).__init__).parameters}
     plain = {name: value.pattern if isinstance(value, re.Pattern) else value for name, value in arguments.items()}
-    return {name: value for name, value in plain.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(entry, PLAIN) for entry in value))
+    return {
+        name: value
+        for name, value in plain.items()
+        if all(isinstance(entry, PLAIN) for entry in (value if isinstance(value, list) else [value]))
+    }

@@ -83,7 +83,7 @@ def _of_classes(
     inputs, targets = arguments
     if targets.is_floating_point() or len(targets) != examples or inputs.dim() not in (2, 4):
         return None
-    if not any(inputs.shape == out.shape and _same(inputs.log_softmax(1), out.log_softmax(1)) for out in outputs):
+    if not are_logits_of(inputs, outputs):
         return None
     if loss.label_smoothing:
         options["label_smoothing"] = loss.label_smoothing
@@ -105,6 +105,12 @@ def _reduction(loss: LossCall, targets: Tensor) -> str | None:
         return "mean"
     expected = by_mean.get(loss.reduction)
     return "sum" if expected is not None and abs(loss.weight / expected - 1) <= SAME else None
+
+
+def are_logits_of(inputs: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Check whether logits are outputs of a network, up to a constant that a softmax removes."""
+    same_shape = (out for out in outputs if out.shape == inputs.shape)
+    return any(_same(inputs.float().log_softmax(1), out.float().log_softmax(1)) for out in same_shape)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from fedglass.core.errors import FedglassError
 from fedglass.models.names import unwrap
-from fedglass.recorders.canaries import ANNOUNCED, StepCanaries
+from fedglass.recorders.canaries import ANNOUNCED, canaries_in_steps, key_for_steps, store_canaries
 from fedglass.recorders.client import ClientRecorder, log_and_continue
 from fedglass.recorders.hooks import TrainingReader
-from fedglass.recorders.steps import ObservedStep
 from fedglass.recordings import BundleWriter
 from fedglass.recordings.reader import equal_up_to_rounding
 from fedglass.recordings.writer import TRUTH
@@ -65,17 +64,19 @@ def recording(
     private = Path(folder).with_name(Path(folder).name + TRUTH) if truth else None
     recorder = ClientRecorder(folder, client, truth=private, model=architecture, whitening=whitening, facts=facts)
     recorder.writer.round(round).check_new_message(client)
-    inserted = StepCanaries(model, canaries) if canaries else None
-    if inserted is not None:
+    key = key_for_steps(model, canaries) if canaries else None
+    if key is not None:
         log.warning(ANNOUNCED, canaries, client)
     before = state_of(model)
-    with recorder.reader() as reader, inserted.inserted() if inserted is not None else nullcontext():
+    with recorder.reader() as reader, canaries_in_steps(model, key) as names:
         yield recorder
-    reader.steps = _steps_of(model, reader.steps)
+    # The steps that trained this model; all steps if none did, since it may have been loaded afterwards.
+    weights = {id(weight) for weight in model.parameters()}
+    reader.steps = [step for step in reader.steps if weights & step.weights] or reader.steps
     with tolerate_io_errors(recorder.writer):
         _write(recorder, round, before, state_of(model), reader)
-        if inserted is not None:
-            inserted.store(recorder, folder, round)
+        if key is not None:
+            store_canaries(recorder, folder, round, key.model_copy(update={"names": names}))
 
 
 @contextmanager
@@ -103,12 +104,6 @@ def _write(
     round_.received(client, after)
     with log_and_continue(f"could not record the training of {client!r}"):
         recorder.trained(index, reader)
-
-
-def _steps_of(model: nn.Module, steps: list[ObservedStep]) -> list[ObservedStep]:
-    """Return the steps that trained this model; all steps if none did, since it may have been loaded afterwards."""
-    weights = {id(weight) for weight in model.parameters()}
-    return [step for step in steps if weights & step.weights] or steps
 
 
 def record_aggregate(folder: str | Path, model: nn.Module, *, round: int, kept: list[str] | None = None) -> None:

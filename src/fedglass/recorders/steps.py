@@ -5,7 +5,7 @@ Forward passes are followed from module to module until the step that uses them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -16,21 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedglass.core.losses import is_class_labels
 from fedglass.models.names import COMPILED
 from fedglass.recorders.defences import PrivateStep
-from fedglass.recorders.objectives import NamedObjective, named_objective
+from fedglass.recorders.objectives import NamedObjective, are_logits_of, named_objective
 
 NETWORK_OUTPUT = "made by a network"
 """A mark on nodes of autograd's graph."""
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
-class ObservedNetwork(NamedTuple):
-    """A network, as a forward pass shows it."""
-
-    module: nn.Module | None
-    shape: tuple[int, ...] | None
-    """The shape of one input."""
-    outputs: int | None
-    """The number of outputs of a classifier."""
 
 
 @dataclass(eq=False)
@@ -53,13 +43,12 @@ class ForwardPass:
     """The outputs of a classifier."""
     results: Sequence[Tensor] = ()
     """All outputs, of any shape."""
+    shape: tuple[int, ...] | None = None
+    """The shape of one input."""
+    outputs: int | None = None
+    """The number of outputs of a classifier."""
     used: bool = False
     """Whether a gradient came back through it."""
-
-    @property
-    def network(self) -> ObservedNetwork:
-        shape = None if self.inputs is None else tuple(self.inputs.shape[1:])
-        return ObservedNetwork(self.module, shape, self.logits[0].shape[1] if self.logits else None)
 
     def on_gradient(self, gradient: Tensor) -> None:
         self.used = True
@@ -72,11 +61,8 @@ class ForwardPasses:
     pass. If a module is called by keywords, the inputs are read off the first module inside that is not.
     """
 
-    def __init__(
-        self, on_begin: Callable[[nn.Module], None], on_end: Callable[[ForwardPass, list[Tensor]], None]
-    ) -> None:
+    def __init__(self) -> None:
         self.since_step: list[ForwardPass] = []
-        self._on_begin, self._on_end = on_begin, on_end
         self._depth = 0
         self._has_weights = False
         """Whether the outermost module that is being computed has weights."""
@@ -84,67 +70,70 @@ class ForwardPasses:
         self._generator: Tensor | None = None
         """The state of the random generator before the outermost module."""
 
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Follow a module that is called."""
-        first = next(tensors_in(inputs), None)
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
+        """Follow a module that is called; return whether a pass begins with it."""
+        first, begins = next(tensors_in(inputs), None), False
         if self._depth == 0:
-            self._begin(module, inputs, first)
-        elif self._current is not None and self._current.inputs is None and _is_data(first):
-            self._current.inputs = _copy(first)
+            begins = self._begin(module, inputs, first)
+        elif self._current is not None and self._current.inputs is None:
+            # Data are neither a weight nor computed from any.
+            is_data = first is not None and first.grad_fn is None and not isinstance(first, nn.Parameter)
+            self._current.inputs = _copy(first) if is_data else None
         self._depth += 1
         if self._current is not None:
             _inspect(self._current, module)
+        return begins
 
-    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> None:
+    def _begin(self, module: nn.Module, inputs: tuple[Any, ...], first: Tensor | None) -> bool:
         self._generator = _generator_state(first)
         self._has_weights = any(True for _ in module.parameters())
         if first is not None and first.grad_fn is not None:
             self._current = self.since_step[-1] if self.since_step else None
-        elif self._has_weights:
-            autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
-            count = max(1, sum(1 for _ in tensors_in(inputs)))
-            self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
-            self._on_begin(module)
-            if hasattr(module, COMPILED):  # calls inside of it are not reported
-                for part in module.modules():
-                    _inspect(self._current, part)
+            return False
+        if not self._has_weights:
+            return False
+        autocast = torch.is_autocast_enabled("cpu" if first is None else first.device.type)
+        count = max(1, sum(1 for _ in tensors_in(inputs)))
+        self._current = ForwardPass(module, _copy(first), autocast=autocast, input_tensors=count)
+        if hasattr(module, COMPILED):  # calls inside of it are not reported
+            for part in module.modules():
+                _inspect(self._current, part)
+        return True
 
-    def leave(self, module: nn.Module, output: Any) -> None:
-        """Follow a module that returns."""
+    def leave(self, module: nn.Module, output: Any) -> tuple[ForwardPass, list[Tensor]] | None:
+        """Follow a module that returns; return a pass that ends with it for the first time, and its outputs."""
         if self._depth == 0:
-            return
+            return None
         self._depth -= 1
         if self._depth:
-            return
+            return None
         forward, self._current = self._current, None
         outputs = [tensor for tensor in tensors_in((output,)) if tensor.requires_grad]
         if forward is not None and forward.inputs is None:
-            return  # the output can depend on the weights alone
+            return None  # the output can depend on the weights alone
         if self._has_weights:
             # In autograd's graph itself: a mark does not keep the graph alive.
             for tensor in (tensor for tensor in outputs if tensor.grad_fn is not None):
                 _marks(tensor.grad_fn)[NETWORK_OUTPUT] = True
         if forward is None or not outputs:
-            return
+            return None
         now, begun = _generator_state(forward.inputs), self._generator
         if begun is None or begun.shape != now.shape or not torch.equal(begun, now):
             forward.drew_random = True
         if self._has_weights:
             forward.logits = [tensor.detach() for tensor in outputs if tensor.dim() == 2]
             forward.results = [tensor.detach() for tensor in outputs]
-        if not any(forward is earlier for earlier in self.since_step):
-            self.since_step.append(forward)
-            self._on_end(forward, outputs)
+            forward.outputs = forward.logits[0].shape[1] if forward.logits else None
+        if any(forward is earlier for earlier in self.since_step):
+            return None
+        self.since_step.append(forward)
+        forward.shape = None if forward.inputs is None else tuple(forward.inputs.shape[1:])
+        return forward, outputs
 
 
 def _copy(inputs: Tensor | None) -> Tensor | None:
     """Return a copy, since a batch may be overwritten before the step is taken."""
     return None if inputs is None else inputs.detach().clone()
-
-
-def _is_data(tensor: Tensor | None) -> bool:
-    """Check that a tensor is neither a weight nor computed from any."""
-    return tensor is not None and tensor.grad_fn is None and not isinstance(tensor, nn.Parameter)
 
 
 def _inspect(forward: ForwardPass, module: nn.Module) -> None:
@@ -201,7 +190,6 @@ class LossCall:
     label_smoothing: float
     plain: bool
     """Whether all examples have the same weight, and none is ignored."""
-    logits: Tensor | None = None  # (n, classes)
     inputs: Tensor | None = None
     """What the loss was computed on, of any shape."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -214,15 +202,19 @@ class LossCall:
     def of(cls, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Self:
         """Read the arguments of a call."""
         arguments = dict(zip(("input", "target", "weight"), args, strict=False)) | dict(options)
-        logits, target = arguments.get("input"), arguments.get("target")
+        inputs, target = arguments.get("input"), arguments.get("target")
+        # The negative log-likelihood of logarithms of probabilities is the cross entropy.
+        if name == "nll_loss" and isinstance(inputs, Tensor):
+            name = "cross_entropy" if bool((inputs.detach().logsumexp(1).abs() < 1e-3).all()) else name
+        is_class = isinstance(target, Tensor) and not target.is_floating_point()
+        ignores = is_class and bool((target == arguments.get("ignore_index", -100)).any())
         return cls(
-            "cross_entropy" if name == "nll_loss" and _is_log_softmax(logits) else name,
+            name,
             target.detach() if isinstance(target, Tensor) else None,
             str(arguments.get("reduction", "mean")),
             float(arguments.get("label_smoothing", 0.0) or 0.0),
-            arguments.get("weight") is None and not _has_ignored(target, arguments.get("ignore_index", -100)),
-            logits.detach() if isinstance(logits, Tensor) and logits.dim() == 2 else None,
-            logits.detach() if isinstance(logits, Tensor) else None,
+            arguments.get("weight") is None and not ignores,
+            inputs.detach() if isinstance(inputs, Tensor) else None,
             {name: value for name, value in arguments.items() if name not in ("input", "target")},
         )
 
@@ -237,25 +229,6 @@ class LossCall:
         self.plain = self.plain and bool(torch.allclose(gradient, gradient.mean()))
         examples = len(self.targets) if self.reduction == "sum" and self.targets is not None else 1
         self.weight += float(gradient.sum()) * examples
-
-    def is_of(self, outputs: Sequence[Tensor]) -> bool:
-        """Check whether the logits are outputs of a network, up to a constant that a softmax removes."""
-        logits = self.logits
-        return logits is None or any(
-            logits.shape == output.shape
-            and bool(torch.allclose(logits.float().log_softmax(1), output.float().log_softmax(1), atol=1e-3))
-            for output in outputs
-        )
-
-
-def _is_log_softmax(logits: Any) -> bool:
-    """Check for logarithms of probabilities: their negative log-likelihood is the cross entropy."""
-    return isinstance(logits, Tensor) and bool((logits.detach().logsumexp(1).abs() < 1e-3).all())
-
-
-def _has_ignored(target: Any, index: int) -> bool:
-    is_class = isinstance(target, Tensor) and not target.is_floating_point()
-    return is_class and bool((target == index).any())
 
 
 class Gradient(NamedTuple):
@@ -287,36 +260,38 @@ class ObservedStep:
     """What Opacus says of the step; None without Opacus."""
     sample_rate: float | None
     """The rate at which a data loader of Opacus drew each example of it; None of any other batch."""
-    autocast: bool
-    passes: int
-    """The number of forward passes; more than one if gradients were accumulated."""
+    by_hand: bool
+    """Whether weights were written outside of optimisers, since the previous step or after the last one."""
+    passes: tuple[ForwardPass, ...]
+    """More than one if gradients were accumulated; their tensors are no longer kept."""
     rows: tuple[bytes, ...]
     """A digest of each example."""
     labels: tuple[int, ...] | None
     """The targets of the loss; None if they are not classes, or not as many as examples."""
     losses: tuple[LossCall, ...]
-    batch_norm: frozenset[bool]
-    dropout: bool
-    drew_random: bool
-    """Whether the network drew random numbers."""
-    input_tensors: int
-    """The number of tensors that entered the network."""
-    by_hand: bool
-    """Whether weights were written outside of optimisers, since the previous step or after the last one."""
     changed_outputs: bool
     """Whether a loss was computed on something else than outputs of the network, such as scaled logits."""
     penalty: bool
     """Whether the objective depends on weights on another way than through the network."""
-    module: nn.Module | None
-    shape: tuple[int, ...] | None
-    """The shape of one input."""
-    outputs: int | None
-    objective: NamedObjective | None = None
+    objective: NamedObjective | None
     """The loss by name with its options and targets; None if it has no name."""
 
     @property
     def examples(self) -> int:
         return len(self.rows)
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.passes[0].module if self.passes else None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one input."""
+        return self.passes[0].shape if self.passes else None
+
+    @property
+    def autocast(self) -> bool:
+        return any(forward.autocast for forward in self.passes)
 
     @classmethod
     def of(
@@ -327,26 +302,23 @@ class ObservedStep:
         rows: Sequence[bytes],
         penalty: bool,
     ) -> Self:
-        """Summarise the passes and losses since the previous step."""
+        """Summarise the passes and losses since the previous step, and let go of the tensors of the passes."""
         logits = [output for forward in passes for output in forward.logits]
-        network = passes[0].network if passes else ObservedNetwork(None, None, None)
-        return cls(
+        of_classes = [loss.inputs for loss in losses if loss.name == "cross_entropy"]
+        two_dimensional = [inputs for inputs in of_classes if inputs is not None and inputs.dim() == 2]
+        step = cls(
             **optimiser,
-            passes=len(passes),
+            passes=tuple(passes),
             rows=tuple(rows),
             labels=_labels(losses, len(rows)),
             losses=tuple(losses),
-            batch_norm=frozenset(mode for forward in passes for mode in forward.batch_norm),
-            dropout=any(forward.dropout for forward in passes),
-            drew_random=any(forward.drew_random for forward in passes),
-            input_tensors=max((forward.input_tensors for forward in passes), default=1),
-            autocast=any(forward.autocast for forward in passes),
-            changed_outputs=bool(logits)
-            and not all(loss.is_of(logits) for loss in losses if loss.name == "cross_entropy"),
+            changed_outputs=bool(logits) and not all(are_logits_of(inputs, logits) for inputs in two_dimensional),
             penalty=penalty,
-            **network._asdict(),
             objective=named_objective(losses, [tensor for forward in passes for tensor in forward.results], len(rows)),
         )
+        for forward in passes:
+            forward.inputs, forward.logits, forward.results = None, (), ()
+        return step
 
 
 def _labels(losses: Sequence[LossCall], examples: int) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedglass.models.names import unwrap
 from fedglass.recorders.defences import privacy_facts
-from fedglass.recorders.steps import Gradient, ObservedNetwork, ObservedStep
+from fedglass.recorders.steps import ForwardPass, ObservedStep
 from fedglass.recordings.facts import INPUTS, OBJECTIVE, RESERVATION_IDS, RESERVATIONS, UNKNOWN_LOSS
 from fedglass.recordings.privacy import draws_poisson
 
@@ -108,28 +108,25 @@ def failed_facts() -> dict[str, Any]:
     return _reservation_facts({Reservation.OBSERVATION_FAILED: Reservation.OBSERVATION_FAILED.value})
 
 
-def model_facts(steps: Sequence[ObservedStep], network: ObservedNetwork | None = None) -> dict[str, Any]:
+def model_facts(steps: Sequence[ObservedStep], first_pass: ForwardPass | None = None) -> dict[str, Any]:
     """Return the shape of an input, the number of classes, and the model's class if a plan can name it.
 
-    Without a step they are those of the first forward pass, `network`.
+    They are those of the first step, and without a step those of the first forward pass.
     """
-    seen = next((step for step in steps if step.module is not None), network)
-    if seen is None or seen.module is None:
+    forward = next((step.passes[0] for step in steps if step.passes), first_pass)
+    if forward is None:
         return {}
-    shape = None if seen.shape is None else list(seen.shape)
+    shape = None if forward.shape is None else list(forward.shape)
     is_image = shape is not None and len(shape) == 3
+    # The outputs that a loss with a name takes, such as one of a regression.
+    of_loss = next((step.objective.outputs for step in steps if step.objective is not None), None)
     facts = {
         "shape": shape if is_image else None,
         INPUTS: None if is_image else shape,
-        "classes": seen.outputs if seen.outputs is not None and seen.outputs > 1 else _outputs(steps),
-        "model": _factory(seen.module),
+        "classes": forward.outputs if forward.outputs is not None and forward.outputs > 1 else of_loss,
+        "model": _factory(forward.module),
     }
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _outputs(steps: Sequence[ObservedStep]) -> int | None:
-    """Return the number of outputs that a loss with a name takes, such as one of a regression; None without one."""
-    return next((step.objective.outputs for step in steps if step.objective is not None), None)
 
 
 def _epochs(steps: Sequence[ObservedStep]) -> dict[str, Any]:
@@ -210,7 +207,8 @@ def _objective(steps: Sequence[ObservedStep]) -> dict[str, Any] | None:
         return None
     named = [step.objective for step in stepping]
     parts = [None if one is None else {"name": one.name, "options": dict(one.options)} for one in named]
-    settled = not any(step.penalty or step.passes > 1 for step in steps) and all(part == parts[0] for part in parts)
+    changed = any(step.penalty or len(step.passes) > 1 for step in steps)
+    settled = not changed and all(part == parts[0] for part in parts)
     if settled and parts[0] is not None:
         return parts[0]
     is_cross_entropy = all(loss.name == "cross_entropy" for step in stepping for loss in step.losses)
@@ -224,21 +222,18 @@ def _loss_factor(step: ObservedStep) -> float:
     """
     factor, gradient = sum(loss.weight for loss in step.losses), step.gradient
     if step.private is not None:  # which sums up examples, in however many passes they came
-        factor /= max(1, step.passes)
+        factor /= max(1, len(step.passes))
     if step.autocast and gradient is not None and gradient.same_direction and gradient.before:
         factor *= gradient.used / gradient.before
     return factor
 
 
-def _unscaled(step: ObservedStep, gradient: Gradient) -> Gradient:
-    """Return the gradient without the factor that mixed precision puts before the loss."""
-    scale = sum(loss.weight for loss in step.losses) if step.autocast else 1.0
-    return gradient._replace(before=gradient.before / scale) if scale > 0 else gradient
-
-
 def _clip(steps: Sequence[ObservedStep], reservations: Reservations) -> float | None:
     """Return the norm to which gradients were clipped between backward and the step; None if they were not."""
-    gradients = [_unscaled(step, step.gradient) for step in steps if step.gradient is not None]
+    gradients = [step.gradient for step in steps if step.gradient is not None]
+    # Without the factor that mixed precision puts before the loss.
+    scales = [sum(loss.weight for loss in step.losses) if step.autocast else 1.0 for step in steps if step.gradient]
+    gradients = [g._replace(before=g.before / s) if s > 0 else g for g, s in zip(gradients, scales, strict=True)]
     changed = [g for g in gradients if not g.same_direction or not g.same_length(NEGLIGIBLE)]
     if not changed:
         return None
@@ -255,7 +250,7 @@ def _clip(steps: Sequence[ObservedStep], reservations: Reservations) -> float | 
 
 
 def _batch_norm(steps: Sequence[ObservedStep], reservations: Reservations) -> str | None:
-    modes = {mode for step in steps for mode in step.batch_norm}
+    modes = {mode for step in steps for forward in step.passes for mode in forward.batch_norm}
     if len(modes) > 1:
         _add(reservations, Reservation.MIXED_BATCH_NORM)
         return None
@@ -263,16 +258,19 @@ def _batch_norm(steps: Sequence[ObservedStep], reservations: Reservations) -> st
 
 
 def _check_network(steps: Sequence[ObservedStep], reservations: Reservations) -> None:
-    modules = {id(step.module) for step in steps if step.module is not None}
-    dropout = any(step.dropout for step in steps)
+    passes = [forward for step in steps for forward in step.passes]
+    dropout = any(forward.dropout for forward in passes)
+    by_module = {id(step.module): step.weights for step in steps if step.module is not None}
+    # Parts of one network, called in turn, are stepped as one.
+    share_no_weights = sum(map(len, by_module.values())) == len(frozenset().union(*by_module.values()))
     applies = {
         Reservation.DROPOUT: dropout,
-        Reservation.RANDOM_NETWORK: not dropout and any(step.drew_random for step in steps),
-        Reservation.SEVERAL_INPUTS: any(step.input_tensors > 1 for step in steps),
-        Reservation.SEVERAL_NETWORKS: len(modules) > 1 and _share_no_weights(steps),
+        Reservation.RANDOM_NETWORK: not dropout and any(forward.drew_random for forward in passes),
+        Reservation.SEVERAL_INPUTS: any(forward.input_tensors > 1 for forward in passes),
+        Reservation.SEVERAL_NETWORKS: len(by_module) > 1 and share_no_weights,
         Reservation.WRITTEN_BY_HAND: any(step.by_hand for step in steps),
         Reservation.MIXED_PRECISION: any(step.autocast for step in steps),
-        Reservation.ACCUMULATED_GRADIENTS: any(step.passes > 1 and step.private is None for step in steps),
+        Reservation.ACCUMULATED_GRADIENTS: any(len(step.passes) > 1 and step.private is None for step in steps),
         Reservation.UNSEEN_PASS: not all(step.passes for step in steps),
     }
     for reservation in (reservation for reservation, is_so in applies.items() if is_so):
@@ -290,12 +288,6 @@ def _untrained(steps: Sequence[ObservedStep], reservations: Reservations) -> lis
         _add(reservations, Reservation.DIFFERENT_PARAMETERS)
         return None
     return by_step[0] if by_step and by_step[0] else None
-
-
-def _share_no_weights(steps: Sequence[ObservedStep]) -> bool:
-    """Check that the networks have no weights in common: parts of one network, called in turn, are stepped as one."""
-    by_module = {id(step.module): step.weights for step in steps if step.module is not None}
-    return sum(len(weights) for weights in by_module.values()) == len(frozenset().union(*by_module.values()))
 
 
 def _factory(module: nn.Module) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
@@ -199,14 +199,6 @@ def preferred(sheet: FactSheet, name: str, default: Any = None) -> Any:
     """Return the value of the most trusted source."""
     by_source = sheet.get(name, {})
     return next((by_source[source] for source in SOURCES if source in by_source), default)
-
-
-def disputed(sheet: FactSheet) -> Iterator[tuple[str, dict[Source, Any]]]:
-    """Yield the facts on which two sources disagree, with the values by source."""
-    for name, by_source in sheet.items():
-        values = list(by_source.values())
-        if any(value != values[0] for value in values[1:]):
-            yield name, by_source
 
 
 def plain(value: Any) -> Any:

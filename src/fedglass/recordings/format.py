@@ -177,12 +177,17 @@ def _as_tensor(name: str, array: Any) -> Tensor:
     return tensor
 
 
-def to_safetensors(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes, FileRef]:
-    """Return the bytes of a safetensors file, and the entry that names it in the JSON of a bundle."""
+def to_safetensors(tensors: Mapping[str, Tensor]) -> tuple[bytes, str]:
+    """Return the bytes of a safetensors file, and their digest."""
     # safetensors refuses tensors that share memory, as tied weights do.
-    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()})
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def tensor_file(tensors: Mapping[str, Tensor], file: str, form: Form) -> tuple[bytes, FileRef]:
+    """Return the bytes of a safetensors file, and the entry that names it in the JSON of a bundle."""
+    data, digest = to_safetensors(tensors)
     arrays = [ArrayFacts(name=n, dtype=DTYPE_NAMES[t.dtype], shape=list(t.shape)) for n, t in tensors.items()]
-    digest = hashlib.sha256(data).hexdigest()
     return data, FileRef(file=file, sha256=digest, bytes=len(data), form=form, arrays=arrays)
 
 

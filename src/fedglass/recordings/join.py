@@ -151,7 +151,10 @@ def _write_saved_round(writer: BundleWriter, saved_round: SavedRound, saved: Pat
             after = parts.get("buffers", {})
             message = {**parts["update"], **_moved_buffers(saved, buffers, after)}
             round_.received(participant.name, message, form="update")
-        facts = _client_facts(participant, _constant_buffers(buffers, after))
+        # Buffers that are not running statistics and did not change are the untrained layers of a transcript.
+        not_running = [name for name in buffers if name.rpartition(".")[2] not in RUNNING]
+        constants = [name for name in not_running if torch.equal(buffers[name], after.get(name, buffers[name]))]
+        facts = _client_facts(participant, constants)
         writer.training(participant.name, saved_round.index, facts)
     # Without running statistics an aggregate is not the start of the next round, which has both.
     if "after" in models or not buffers:
@@ -164,12 +167,6 @@ def _moved_buffers(saved: Path, before: Mapping[str, Tensor], after: Mapping[str
     if any(name not in before or before[name].shape != tensor.shape for name, tensor in after.items()):
         raise DataError(f"{saved} has other running statistics after a round than before: save the transcript again.")
     return subtract(after, {name: before[name] for name in after})
-
-
-def _constant_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
-    """Return buffers that are not running statistics and did not change: the untrained layers of a transcript."""
-    not_running = [name for name in before if name.rpartition(".")[2] not in RUNNING]
-    return [name for name in not_running if torch.equal(before[name], after.get(name, before[name]))]
 
 
 def _client_facts(participant: SavedParticipant, constants: Sequence[str]) -> dict[str, Any]:

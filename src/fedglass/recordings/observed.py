@@ -6,7 +6,7 @@ Each check is one-sided: a message that passes may still have been made otherwis
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
-from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
+from fedglass.recordings.facts import SOURCES, FactSheet, Source, overlay, preferred
 from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
@@ -64,23 +64,18 @@ def _loaded(sent: Tensor, like: Tensor) -> Tensor:
     return sent.double() if like.is_floating_point() else sent.double().trunc()
 
 
-def facts_from_update(update: State) -> FactSheet:
-    """Return the facts that BatchNorm's counters show: they count the batches that were seen in train mode."""
-    scalars = {name: tensor for name, tensor in update.items() if tensor.dim() == 0}
-    counts = {round(count, 6) for count in counted_batches(scalars)}
-    if not counts:
-        return {}
-    facts: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}}
-    count = max(counts)
-    if count > 0 and count == int(count):
-        facts["steps"] = {"measured": int(count)}
-    return facts
-
-
 def facts_with_observed(bundle: Bundle, client: str, index: int, update: State | None) -> FactSheet:
-    """Return the facts of a client in a round together with those that its message shows."""
-    facts = bundle.facts_of(client, index)
-    return facts if update is None else overlay(facts, facts_from_update(update))
+    """Return the facts of a client in a round together with those that its message shows.
+
+    BatchNorm's counters count the batches that were seen in train mode.
+    """
+    scalars = {name: tensor for name, tensor in (update or {}).items() if tensor.dim() == 0}
+    counts = {round(count, 6) for count in counted_batches(scalars)}
+    observed: FactSheet = {"batch_norm": {"measured": "batch" if any(counts) else "frozen"}} if counts else {}
+    count = max(counts, default=0.0)
+    if count > 0 and count == int(count):
+        observed["steps"] = {"measured": int(count)}
+    return overlay(bundle.facts_of(client, index), observed)
 
 
 def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | None = None) -> list[Contradiction]:
@@ -93,25 +88,29 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
         facts = facts_with_observed(bundle, message.client, index, update)
         texts = list(_in_facts(facts))
         if update is not None:
-            defences = preferred(facts, "defences", preferred(bundle.facts, "defences", []))
+            defences = bundle.defences_of(message.client, index) or []
             texts += _in_defences(update, defences)
             contradictions += [
                 Contradiction(index, message.client, text, statistics_only=True)
                 for text in _in_statistics(update, defences)
             ]
-            texts += _in_counters(update)
-            if not defences:  # whose noise may be on all that is sent
-                untrained = [(names or {}).get(name, name) for name in preferred(facts, "untrained", [])]
-                texts += _in_untrained(update, untrained)
-        texts += _in_filters(bundle, facts)
+            back = [name for name, t in update.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
+            if back:
+                texts.append(f"{back[0]} counts backwards: before and after were swapped")
+            untrained = [(names or {}).get(name, name) for name in preferred(facts, "untrained", [])]
+            changed = [name for name in untrained if name in update and bool(update[name].any())]
+            if changed and not defences:  # whose noise may be on all that is sent
+                texts.append(f"{some(changed)} changed although declared as frozen")
+        texts += _in_filters(facts, bundle.defences_of(message.client, index))
         contradictions += [Contradiction(index, message.client, text) for text in texts]
     return contradictions
 
 
 def _in_facts(facts: FactSheet) -> Iterator[str]:
     """Compare what the sources say of the same fact, and the number of batches with that of steps."""
-    for name, values in disputed(facts):
-        if name == "config" or _is_explained(name, values, facts):
+    for name, values in facts.items():
+        agreed = all(value == preferred(facts, name) for value in values.values())
+        if agreed or name == "config" or _is_explained(name, values, facts):
             continue
         by_source = ", ".join(f"{json.dumps(values[source])[:80]} ({source})" for source in SOURCES if source in values)
         read, declared = values.get("read"), values.get("declared")
@@ -133,9 +132,8 @@ def _is_explained(name: str, values: Mapping[Source, Any], facts: FactSheet) -> 
     return False
 
 
-def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:
+def _in_filters(facts: FactSheet, defences: list[dict[str, Any]] | None) -> Iterator[str]:
     """Compare the filters that a message passed with the declared defences."""
-    defences = preferred(facts, "defences", preferred(bundle.facts, "defences"))
     if defences is None:
         return
     declared = [part["name"] for part in defences]
@@ -144,19 +142,6 @@ def _in_filters(bundle: Bundle, facts: FactSheet) -> Iterator[str]:
     if undeclared:
         filters = ", ".join(map(repr, undeclared[:3]))
         yield f"the message went through filter {filters}, which no declared defence mentions"
-
-
-def _in_counters(update: State) -> Iterator[str]:
-    back = [name for name, t in update.items() if name.endswith(COUNTER) and t.dim() == 0 and float(t) < 0]
-    if back:
-        yield f"{back[0]} counts backwards: before and after were swapped"
-
-
-def _in_untrained(update: State, untrained: Sequence[str]) -> Iterator[str]:
-    """Name frozen tensors that changed: something else was put into them."""
-    changed = [name for name in untrained if name in update and bool(update[name].any())]
-    if changed:
-        yield f"{some(changed)} changed although declared as frozen"
 
 
 # Declared clipping and noise
@@ -241,7 +226,7 @@ def _in_aggregate(bundle: Bundle, index: int) -> Iterator[str]:
     all_updates = (update_of(bundle, message.client, index) or {} for message in round_.messages)
     if stands_still and any(bool(tensor.any()) for update in all_updates for tensor in update.values()):
         yield "the aggregate is the model that was sent, although clients sent others: one of them is of another round"
-    rule = preferred(round_.facts, "rule", preferred(bundle.facts, "rule"))
+    rule = bundle.rule_of(index)
     if rule is None or rule["name"].lower() not in MEANS:
         return
     if rule.get("options") or preferred(bundle.facts, "defences"):

@@ -14,7 +14,6 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +29,7 @@ from fedglass.defend.filters import FlowerLocalDP, SVTPrivacy
 from fedglass.defend.noise_model import EpsilonClaim, dpsgd_claim, epsilon_claims
 from fedglass.fl.canaries import Canaries
 from fedglass.fl.release import Chain
-from fedglass.recordings.facts import ACCOUNTANT, RESERVATION_IDS, RESERVATIONS, FactSheet, preferred
+from fedglass.recordings.facts import ACCOUNTANT, RESERVATION_IDS, RESERVATIONS, preferred
 from fedglass.recordings.format import read_at_most
 from fedglass.recordings.reader import Bundle
 from fedglass.recordings.writer import BundleWriter
@@ -46,69 +45,56 @@ ADAPTIVE = "AdaptiveClipping"
 """Part of the names of Flower's strategies that adapt the norm."""
 
 
-@dataclass(frozen=True)
-class RecordedEpsilon:
-    """A declared or counted epsilon of a recording; that of the whole federation has an empty name."""
+def recorded_epsilons(bundle: Bundle) -> dict[str, tuple[EpsilonClaim, ...]]:
+    """Return the declared or counted epsilons of clients over all recorded rounds, by client.
 
-    client: str
-    claim: EpsilonClaim
-
-
-def recorded_epsilons(bundle: Bundle) -> list[RecordedEpsilon]:
-    """Return the epsilons of all clients over all recorded rounds, and those of the federation's accountant."""
-    found = [
-        RecordedEpsilon(client, claim)
-        for client in bundle.clients
-        for claim in (*_of_client(bundle, client), *_of_steps(bundle, client))
-    ]
-    return [*found, *(RecordedEpsilon("", claim) for claim in _of_accountant(bundle))]
+    Those of the federation's accountant have an empty name.
+    """
+    epsilons = {name: (*_of_client(bundle, name), *_of_steps(bundle, name)) for name in bundle.clients}
+    epsilons[""] = tuple(_of_accountant(bundle))
+    return {client: claims for client, claims in epsilons.items() if claims}
 
 
 def _of_client(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
     """Yield the epsilons of a client's last defences, over the rounds in which it had them."""
-    of_all, messages = preferred(bundle.facts, "defences"), []
-    for index in bundle.rounds:
-        message, facts = bundle.message(client, index), bundle.facts_of(client, index)
-        parts = preferred(facts, "defences", of_all)
-        if message is not None and message.received is not None and parts:
-            entries = sum(math.prod(array.shape) for array in message.received.arrays)
-            messages.append((parts, entries, preferred(facts, LEDGER)))
-    if not messages:
+    received = bundle.received_from(client)
+    defended = [(index, parts) for index in received if (parts := bundle.defences_of(client, index))]
+    if not defended:
         return
-    parts, entries, ledger = messages[-1]
+    last, parts = defended[-1]
     known = built_in("defences")
     if not all(part["name"] in known for part in parts):  # no code of others is run to read a bundle
         return
-    releases = sum(same == parts for same, _, _ in messages)
+    entries = sum(math.prod(array.shape) for array in received[last].arrays)
+    releases, ledger = sum(same == parts for _, same in defended), preferred(bundle.facts_of(client, last), LEDGER)
     try:
         chain = Chain(tuple(make("defences", part["name"], **(part.get("options") or {})) for part in parts))
         budgeted = any(part["name"] in BUDGETED for part in parts)
         yield from epsilon_claims(chain, releases, entries) if budgeted else ()
     except (FedglassError, TypeError, ArithmeticError):
         return
+    counted, calls = (_number((ledger if isinstance(ledger, dict) else {}).get(key)) for key in ("epsilon", "releases"))
     for part in chain.releases:
-        if isinstance(part, SVTPrivacy) and isinstance(ledger, dict):
-            yield from _of_ledger(part, ledger, releases, entries)
+        if isinstance(part, SVTPrivacy) and counted is not None and calls is not None:
+            times, spent = max(releases, int(calls)), part.spent(entries)
+            why = f"one release of {entries:,} entries costs {spent:.6g}"
+            yield EpsilonClaim("the ledger of SVTPrivacy", counted, spent * times, 0.0, times, why)
 
 
 def _of_steps(bundle: Bundle, client: str) -> Iterator[EpsilonClaim]:
     """Yield the epsilon of a client's DP-SGD over its rounds, next to what Opacus's accountant has counted."""
-    sheets = [
-        bundle.facts_of(client, index)
-        for index in bundle.rounds
-        if (message := bundle.message(client, index)) is not None and message.received is not None
-    ]
-    of_all = preferred(bundle.facts, "defences")
-    runs = [_noisy_steps(facts, of_all) for facts in sheets]
+    rounds = list(bundle.received_from(client))
+    runs = [_noisy_steps(bundle, client, index) for index in rounds]
     known = [run for run in runs if run is not None]
     if known and len(known) == len(runs):
         with suppress(FedglassError, ArithmeticError):
-            yield dpsgd_claim(known, _counted(preferred(sheets[-1], ACCOUNTANT)), len(runs))
+            counted = _counted(preferred(bundle.facts_of(client, rounds[-1]), ACCOUNTANT))
+            yield dpsgd_claim(known, counted, len(runs))
 
 
-def _noisy_steps(facts: FactSheet, of_all: Any) -> Mechanism | None:
+def _noisy_steps(bundle: Bundle, client: str, index: int) -> Mechanism | None:
     """Return the noisy steps that each record of a client may be in during a round; None without DP-SGD."""
-    parts = preferred(facts, "defences", of_all) or ()
+    parts, facts = bundle.defences_of(client, index) or (), bundle.facts_of(client, index)
     part = next((part for part in parts if part["name"] in ("dpsgd", "dpsgd_poisson")), None)
     epochs, steps = preferred(facts, "epochs"), preferred(facts, "steps")
     try:
@@ -130,22 +116,12 @@ def _counted(accountant: Any) -> list[Mechanism]:
         return []
 
 
-def _of_ledger(part: SVTPrivacy, ledger: Mapping[str, Any], releases: int, entries: int) -> Iterator[EpsilonClaim]:
-    counted, calls = _number(ledger.get("epsilon")), _number(ledger.get("releases"))
-    if counted is None or calls is None:
-        return
-    times = max(releases, int(calls))
-    why = f"one release of {entries:,} entries costs {part.spent(entries):.6g}"
-    yield EpsilonClaim("the ledger of SVTPrivacy", counted, part.spent(entries) * times, 0.0, times, why)
-
-
 def _of_accountant(bundle: Bundle) -> Iterator[EpsilonClaim]:
     """Yield what Flower's accountant counted after the last round that it counted."""
     claim, aggregated = None, 0
-    for round_ in bundle.rounds.values():
-        facts = round_.facts
+    for index, round_ in bundle.rounds.items():
         aggregated += round_.aggregated is not None
-        spent, rule = preferred(facts, SPENT), preferred(facts, "rule", preferred(bundle.facts, "rule"))
+        spent, rule = preferred(round_.facts, SPENT), bundle.rule_of(index)
         if not isinstance(spent, dict) or rule is None or ACCOUNTED not in rule["name"]:
             continue
         epsilon, delta = _number(spent.get("epsilon")), _number(spent.get("delta"))
@@ -166,14 +142,6 @@ def adapts_clipping(bundle: Bundle) -> bool:
     facts += [bundle.facts_of(client, index) for index in bundle.rounds for client in bundle.clients]
     parts = [part for of in facts for part in (*preferred(of, "defences", ()), preferred(of, "rule")) if part]
     return any(ADAPTIVE in part["name"] or (part.get("options") or {}).get("adaptive") is True for part in parts)
-
-
-def claims_by_client(bundle: Bundle) -> dict[str, tuple[EpsilonClaim, ...]]:
-    """Return the epsilons by client; those of the federation have an empty name."""
-    claims: dict[str, tuple[EpsilonClaim, ...]] = {}
-    for epsilon in recorded_epsilons(bundle):
-        claims[epsilon.client] = (*claims.get(epsilon.client, ()), epsilon.claim)
-    return claims
 
 
 def svt_ledger(budget: Any, cumulative: Any) -> dict[str, float] | None:

@@ -46,28 +46,7 @@ MOST_CACHED_BYTES = 2 * 2**30
 T = TypeVar("T", bound=BaseModel)
 
 
-class ArrayCache:
-    """Arrays by file, up to a number of bytes; the file that was used least recently is dropped first."""
-
-    def __init__(self, most_bytes: int = MOST_CACHED_BYTES) -> None:
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._files: OrderedDict[str, tuple[int, dict[str, Tensor]]] = OrderedDict()
-
-    def read(self, folder: Path, ref: FileRef) -> dict[str, Tensor]:
-        """Return the arrays of a file, which is read and checked if it is not in memory."""
-        if ref.file in self._files:
-            self._files.move_to_end(ref.file)
-            return self._files[ref.file][1]
-        arrays = read_tensors(folder, ref)
-        self._files[ref.file] = ref.bytes, arrays
-        self._bytes += ref.bytes
-        while self._bytes > self._most_bytes:
-            _, (dropped_bytes, _) = self._files.popitem(last=False)
-            self._bytes -= dropped_bytes
-        return arrays
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Bundle:
     """A recorded federation; its arrays are shared by all callers, and must not be changed in place."""
 
@@ -75,7 +54,12 @@ class Bundle:
     manifest: Manifest
     rounds: Mapping[int, RoundFacts]
     """In order, by the federation's own numbers."""
-    _cache: ArrayCache = field(default_factory=ArrayCache, repr=False)
+    most_cached_bytes: int = MOST_CACHED_BYTES
+    _cached_bytes: int = field(default=0, init=False, repr=False)
+    _cached: OrderedDict[str, tuple[int, dict[str, Tensor]]] = field(
+        default_factory=OrderedDict, init=False, repr=False
+    )
+    """Size and arrays by file; the file that was used least recently comes first."""
 
     @property
     def facts(self) -> FactSheet:
@@ -101,9 +85,34 @@ class Bundle:
         always = self.manifest.always.get(client, {})
         return always if message is None else overlay(always, message.facts)
 
+    def received_from(self, client: str) -> dict[int, FileRef]:
+        """Return the files of what the server got from a client, by round."""
+        messages = ((index, self.message(client, index)) for index in self.rounds)
+        return {index: m.received for index, m in messages if m is not None and m.received is not None}
+
+    def defences_of(self, client: str, index: int) -> list[dict[str, Any]] | None:
+        """Return the defences of a client in a round, or else those of the whole federation; None if unknown."""
+        parts: list[dict[str, Any]] | None = preferred(
+            self.facts_of(client, index), "defences", preferred(self.facts, "defences")
+        )
+        return parts
+
+    def rule_of(self, index: int) -> dict[str, Any] | None:
+        """Return the aggregation rule of a round, or else that of the whole federation; None if unknown."""
+        rule: dict[str, Any] | None = preferred(self.rounds[index].facts, "rule", preferred(self.facts, "rule"))
+        return rule
+
     def arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file, in the order in which they were sent."""
-        return dict(self._cache.read(self.folder, ref))
+        if ref.file not in self._cached:
+            self._cached[ref.file] = ref.bytes, read_tensors(self.folder, ref)
+            self._cached_bytes += ref.bytes
+        self._cached.move_to_end(ref.file)
+        arrays = dict(self._cached[ref.file][1])
+        while self._cached_bytes > self.most_cached_bytes:
+            _, (dropped_bytes, _) = self._cached.popitem(last=False)
+            self._cached_bytes -= dropped_bytes
+        return arrays
 
     def names(self, ref: FileRef, model: nn.Module) -> Names:
         """Return how the names in a file lead to those of a model."""

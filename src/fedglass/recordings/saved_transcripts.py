@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedglass import __version__
@@ -29,7 +29,7 @@ from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import Message, Participant, Round, Terms, Transcript
 from fedglass.fl.loss.targets import name_and_options, named_loss
 from fedglass.recordings.facts import Part
-from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256
+from fedglass.recordings.format import MANIFEST, MOST_BYTES, Sha256, to_safetensors
 from fedglass.recordings.reader import first_problem
 
 FORMAT: Literal[1] = 1
@@ -280,14 +280,10 @@ def _continues(round_: Round, following: Round, name: str) -> bool:
 
 
 def _write_parts(directory: Path, name: str, parts: Mapping[str, Params]) -> SavedFile:
-    tensors = {
-        f"{part}{SEPARATOR}{key}": tensor.detach().cpu().contiguous().clone()
-        for part, params in parts.items()
-        for key, tensor in params.items()
-    }
-    data = save(tensors)
+    tensors = {f"{part}{SEPARATOR}{key}": tensor for part, params in parts.items() for key, tensor in params.items()}
+    data, digest = to_safetensors(tensors)
     write_atomic(directory / name, data)
-    return SavedFile(file=name, sha256=hashlib.sha256(data).hexdigest())
+    return SavedFile(file=name, sha256=digest)
 
 
 def read_saved_parts(directory: Path, file: SavedFile, *needed: str) -> dict[str, dict[str, Tensor]]:

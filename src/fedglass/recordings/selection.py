@@ -93,9 +93,11 @@ def select_messages(
             f"recording.whose names {unknown[0]!r}, expected clients of {bundle.folder}: "
             f"{', '.join(map(repr, bundle.clients[:10]))}."
         )
-    everything = Selection(
-        bundle, _recorded_view(bundle, view), tuple(bundle.rounds), None if clients is None else tuple(clients)
-    )
+    if view not in ("server", "aggregate"):
+        messages = any(message.received is not None for round_ in bundle.rounds.values() for message in round_.messages)
+        view = "server" if messages and preferred(bundle.facts, "sees") != "aggregate" else "aggregate"
+    recorded_view: RecordedView = "server" if view == "server" else "aggregate"
+    everything = Selection(bundle, recorded_view, tuple(bundle.rounds), None if clients is None else tuple(clients))
     reasons = {index: _reason_to_skip(everything, index) for index in bundle.rounds}
     usable = tuple(index for index, reason in reasons.items() if not reason)
     if not usable:
@@ -120,18 +122,13 @@ def select_messages(
     # A user who names rounds or clients has decided what is audited, and the report says what that was. In the rounds
     # that are named every client is meant.
     meant = selection.rounds if isinstance(rounds, list | tuple) else tuple(bundle.rounds)
+    respondents = dict.fromkeys(name for index in meant for name in selection.respondents(index))
+    audited = {name for index in selection.rounds for name in selection.audited_clients(index)}
     return replace(
         selection,
         skipped=tuple(_skipped(selection, usable, reasons)),
-        unaudited=_unaudited(selection, meant) if clients is None else (),
+        unaudited=tuple(name for name in respondents if name not in audited) if clients is None else (),
     )
-
-
-def _recorded_view(bundle: Bundle, view: str | None) -> RecordedView:
-    if view in ("server", "aggregate"):
-        return "server" if view == "server" else "aggregate"
-    messages = any(message.received is not None for round_ in bundle.rounds.values() for message in round_.messages)
-    return "server" if messages and preferred(bundle.facts, "sees") != "aggregate" else "aggregate"
 
 
 def _reason_to_skip(selection: Selection, index: int) -> str:
@@ -168,13 +165,6 @@ def _rounds_with_every_client(usable: Selection) -> list[int]:
             indices.add(index)
             covered |= new
     return sorted(indices)
-
-
-def _unaudited(selection: Selection, meant: Sequence[int]) -> tuple[str, ...]:
-    """Return the clients that took part in the rounds that are meant and appear in no audited message."""
-    respondents = dict.fromkeys(name for index in meant for name in selection.respondents(index))
-    audited = {name for index in selection.rounds for name in selection.audited_clients(index)}
-    return tuple(name for name in respondents if name not in audited)
 
 
 def _skipped(selection: Selection, usable: Sequence[int], reasons: dict[int, str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ give None.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from fedglass.core.tensors import COUNTER, MEAN, Params, add, buffers_of, subtra
 from fedglass.core.types import MOST_LOCAL_STEPS, BatchNorm, Training
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Message, Participant, Round, SentModel
 from fedglass.fl.loss.targets import loss_fields, named_loss
-from fedglass.models.names import Names, exceeds_precision
+from fedglass.models.names import exceeds_precision
 from fedglass.recordings.facts import OBJECTIVE, FactSheet, preferred
 from fedglass.recordings.format import FileRef, MessageFacts, RoundFacts
 from fedglass.recordings.observed import MEANS, facts_with_observed, update_of
@@ -75,7 +75,9 @@ class TranscriptReader:
             if message.received is not None and (clients is None or message.client in clients)
         ]
         step, buffers_after, accepted = self._aggregate(facts, start)
-        participants = tuple(self._participant(message, index) for message in present)
+        participants = tuple(
+            participant_of(self.bundle, message.client, index, self.counts, self.model) for message in present
+        )
         return Round(
             start.before,
             start.buffers,
@@ -85,15 +87,6 @@ class TranscriptReader:
             buffers_after,
             accepted if participants else (UNKNOWN_CLIENTS,),
         )
-
-    def _participant(self, message: MessageFacts, index: int) -> Participant:
-        """Return a client; parameters that it did not send back count as not trained."""
-        names = None if message.received is None else self.bundle.names(message.received, self.model)
-        participant = participant_of(self.bundle, message.client, index, self.counts, names)
-        parameters = dict(self.model.named_parameters())  # buffers of a model are never trained
-        untrained = [name for name in participant.untrained if name in parameters]
-        missing = () if names is None else names.lacking(self.model)
-        return replace(participant, untrained=tuple(dict.fromkeys((*untrained, *missing))))
 
     def _arrays(self, ref: FileRef) -> dict[str, Tensor]:
         """Return the tensors of a file under the names of the model."""
@@ -191,7 +184,7 @@ def moved_below_precision(update: Params, stored: Params, before: Params | None)
 
 def rule_of(bundle: Bundle, index: int) -> str:
     """Return the identifier of a round's aggregation rule, as `Terms.rule` has it."""
-    rule = preferred(bundle.rounds[index].facts, "rule", preferred(bundle.facts, "rule"))
+    rule = bundle.rule_of(index)
     if rule is None:
         return UNKNOWN_RULE
     options = rule.get("options") or {}
@@ -204,15 +197,17 @@ def rule_of(bundle: Bundle, index: int) -> str:
 
 
 def participant_of(
-    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], names: Names | None = None
+    bundle: Bundle, client: str, index: int, counts: Mapping[str, int], model: nn.Module | None = None
 ) -> Participant:
     """Return a client of a round with all that is known of its training.
 
     Args:
         counts: How many examples clients have, as the owners of the data declare.
-        names: From the names of the message to those of the model.
+        model: Parameters of it that the client did not send back count as untrained.
     """
-    update = update_of(bundle, client, index)
+    update, message = update_of(bundle, client, index), bundle.message(client, index)
+    received = None if message is None else message.received
+    names = None if received is None or model is None else bundle.names(received, model)
     if update is not None and names is not None:
         update = names.applied(update)
     facts = facts_with_observed(bundle, client, index, update)
@@ -223,6 +218,12 @@ def participant_of(
     is_whole = weight is not None and float(weight).is_integer()
     declared = preferred(facts, "untrained", [])
     untrained = declared if names is None else [names.model.get(name, name) for name in declared]
+    # Only what has not changed either.
+    untrained = [n for n in untrained if update is not None and n in update and not bool(update[n].any())]
+    if model is not None:
+        parameters = dict(model.named_parameters())  # buffers of a model are never trained
+        missing = () if names is None else names.lacking(model)
+        untrained = list(dict.fromkeys((*(n for n in untrained if n in parameters), *missing)))
     return Participant(
         client,
         examples,
@@ -231,8 +232,7 @@ def participant_of(
         (preferred(facts, "steps") or None) if training is None else None,
         int(weight) if is_whole and int(weight) != examples else None,
         counted=counted,
-        # Only what has not changed either.
-        untrained=tuple(n for n in untrained if update is not None and n in update and not bool(update[n].any())),
+        untrained=tuple(untrained),
         loss=(loss_fact(facts) or {}).get("loss") if training is None else None,
     )
 

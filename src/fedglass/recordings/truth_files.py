@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field
-from safetensors.torch import save
 from torch import Tensor
 
 from fedglass.core.errors import DataError
@@ -19,7 +17,7 @@ from fedglass.core.files import make_folder, parse_json, write_atomic
 from fedglass.core.losses import is_class_labels, is_target
 from fedglass.core.types import MOST_PIXELS
 from fedglass.federation.truth import Examples, Truths
-from fedglass.recordings.format import Index, Sha256, as_tensors
+from fedglass.recordings.format import Index, Sha256, as_tensors, to_safetensors
 from fedglass.recordings.reader import first_problem
 from fedglass.recordings.saved_transcripts import (
     LONGEST,
@@ -70,15 +68,15 @@ def save_truths(truths: Truths, directory: Path) -> None:
     """Write the images and labels of each client into one folder, and by round what it trained on."""
     make_folder(directory)
     tensors = {
-        f"{i}{SEPARATOR}{kind}": tensor.detach().cpu().contiguous().clone()  # no memory is shared
+        f"{i}{SEPARATOR}{kind}": tensor
         for i, examples in enumerate(truths.examples.values())
         for kind, tensor in (("images", examples.images), ("labels", examples.labels))
     }
-    data = save(tensors)
+    data, digest = to_safetensors(tensors)
     facts = {
         "format": FORMAT,
         "clients": list(truths.examples),
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": digest,
         "batch_labels": _entries(truths.batch_labels, "batches"),
         "taken": _entries(truths.taken, "rows"),
     }
@@ -96,21 +94,16 @@ def write_client_truth(
     folder: Path, client: str, examples: tuple[Tensor, Tensor], batches: Mapping[int, Sequence[Sequence[int]]]
 ) -> None:
     """Write one client's images and labels, and by round the rows of them that each local step took."""
-    images, labels = examples
-    count, order, batch_labels, taken = len(labels), {}, {}, {}
+    data, order = Examples(*examples), {}
     for index, steps in batches.items():
-        rows = tuple(tuple(int(row) for row in batch) for batch in steps)
-        used = sorted({row for batch in rows for row in batch})
-        if not used or not all(rows) or used[0] < 0 or used[-1] >= count:
+        rows = order[index, client] = tuple(tuple(int(row) for row in batch) for batch in steps)
+        used = {row for batch in rows for row in batch}
+        if not used or not all(rows) or min(used) < 0 or max(used) >= len(data.labels):
             raise DataError(
-                f"The batches of {client!r} in round {index} must be rows of its {count} examples, none of them empty."
+                f"The batches of {client!r} in round {index} must be rows of its {len(data.labels)} examples, none of "
+                "them empty."
             )
-        order[index, client] = rows
-        if is_class_labels(labels):
-            batch_labels[index, client] = tuple(tuple(int(labels[row]) for row in batch) for batch in rows)
-        if len(used) < count:
-            taken[index, client] = tuple(used)
-    save_truths(Truths({client: Examples(images, labels)}, batch_labels, taken, order), folder)
+    save_truths(Truths.of_batches({client: data}, order), folder)
 
 
 def check_examples(client: str, images: Any, labels: Any) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ from fedglass.recordings.format import (
     lock_folder,
     read_at_most,
     signed,
-    to_safetensors,
+    tensor_file,
     writing_to,
 )
 from fedglass.recordings.reader import MOST_JSON_BYTES, read_index, read_tensors
@@ -138,7 +138,7 @@ class RoundWriter:
 
     def _store(self, arrays: Arrays, name: str, form: Form) -> FileRef:
         """Write arrays to a file of the round, which the manifest does not name yet."""
-        data, ref = to_safetensors(as_tensors(arrays), f"round-{self.index:05}-{name}.safetensors", form)
+        data, ref = tensor_file(as_tensors(arrays), f"round-{self.index:05}-{name}.safetensors", form)
         self.bundle.put(ref.file, data)
         return ref
 

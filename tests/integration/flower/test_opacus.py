@@ -100,8 +100,8 @@ def test_one_step_with_mu_1_is_clear(poisson: bool, tmp_path: Path) -> None:
 
 def test_ten_steps_with_mu_3_are_not_clear(tmp_path: Path) -> None:
     bundle = record(tmp_path / "b", epochs=10)
-    (found,) = recorded_epsilons(bundle)
-    assert (found.claim.declared, found.claim.real) == (pytest.approx(17.856, abs=0.1), pytest.approx(17.856, abs=0.1))
+    ((found,),) = recorded_epsilons(bundle).values()
+    assert (found.declared, found.real) == (pytest.approx(17.856, abs=0.1), pytest.approx(17.856, abs=0.1))
     assert audited(tmp_path / "b", tmp_path / "out") == "inconclusive"
 
 
@@ -115,19 +115,19 @@ def test_poisson_samples_are_read_with_their_rate(tmp_path: Path) -> None:
     said = CliRunner().invoke(cli, ["record-info", str(tmp_path / "b")]).output
     assert "Contradictions" not in said
     assert "cannot be simulated" not in said
-    (found,) = recorded_epsilons(bundle)
-    assert found.claim.declared == pytest.approx(found.claim.real)
+    ((found,),) = recorded_epsilons(bundle).values()
+    assert found.declared == pytest.approx(found.real)
 
 
 def test_an_accountant_that_counts_samples_that_are_none_is_contradicted(tmp_path: Path) -> None:
-    (found,) = recorded_epsilons(record(tmp_path / "b", epochs=2, count=14, poisson_sampling=False))
-    assert found.claim.exceeded
+    ((found,),) = recorded_epsilons(record(tmp_path / "b", epochs=2, count=14, poisson_sampling=False)).values()
+    assert found.exceeded
 
 
 def test_an_engine_for_each_round_forgets_the_rounds_before(tmp_path: Path) -> None:
-    (found,) = recorded_epsilons(record(tmp_path / "b", rounds=2))
-    assert (found.claim.declared, found.claim.real) == (pytest.approx(4.377, abs=0.01), pytest.approx(6.573, abs=0.01))
-    assert found.claim.exceeded
+    ((found,),) = recorded_epsilons(record(tmp_path / "b", rounds=2)).values()
+    assert (found.declared, found.real) == (pytest.approx(4.377, abs=0.01), pytest.approx(6.573, abs=0.01))
+    assert found.exceeded
 
 
 def test_batches_that_are_split_for_memory_are_one_sample(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_the_ledger_of_svt_privacy_is_recorded_and_agrees_with_its_options(tmp_p
         ReceivedFilter(str(tmp_path / "b")).process(reply, context("a", peer=True))
 
     bundle = read_bundle(tmp_path / "b")
-    declared, counted = (found.claim for found in recorded_epsilons(bundle))
+    ((declared, counted),) = recorded_epsilons(bundle).values()
 
     assert preferred(bundle.facts_of("a", 2), EXTRA_ARRAYS) is None
     assert (declared.declared, declared.real, declared.releases) == (0.1, pytest.approx(6.3), 3)
