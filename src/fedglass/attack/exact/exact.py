@@ -104,8 +104,8 @@ class ExactAttack:
             method: ExactMethod = find("exact", name).value
             try:
                 solution = method(message, SearchBudget(stream(seed, "exact", name), self.seconds))
-            except torch.linalg.LinAlgError:  # such as of a layer whose update is zero; other methods may read it
-                solution = UNSOLVABLE
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined] # torch documents it
+                solution = UNSOLVABLE  # such as a layer whose update is zero; other methods may read the message
             if isinstance(solution, str) or not len(solution.images):
                 reasons[name] = solution if isinstance(solution, str) else FOUND_NOTHING
                 continue
