@@ -18,7 +18,7 @@ from fedglass.attack.peer_knowledge import without_own_update
 from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import ProbeResult, Target
-from fedglass.checks.candidates import Pool
+from fedglass.bounds.success import Game
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.noise import total_std
@@ -36,7 +36,6 @@ from fedglass.metrics.catalogue import Matching
 from fedglass.verdict.directory import Reconstructed
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Game
 
 
 def oracle_facts(attack: object) -> frozenset[str]:
@@ -228,8 +227,7 @@ class PlayGame:
             result = play_game(target, seed, self.messages)
         except UsageError as error:
             return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=str(error)))
-        figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
-        game = Game.model_validate({**figures, "messages": self.messages})
+        game = Game.model_validate(result.model_dump(include=set(Game.model_fields)))
         return _finding(*_doubts(result, target.claim), game=game)
 
 
@@ -252,7 +250,7 @@ def play_game(target: Target, seed: int, messages: int = 1, gate: Gate = GATE) -
     return play(
         message,
         Examples(private.images, private.labels),
-        Pool(pool.images, pool.labels),
+        pool,
         max_singling_out=gate.max_singling_out,
         messages=messages,
         counterfactual=None if not claim.honest or too_long(private_claim) else _replayed(private_claim, seed),

@@ -15,12 +15,13 @@ those of orthogonal directions under additive Gaussian noise are; otherwise it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedglass.core.errors import UsageError
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
@@ -282,16 +283,21 @@ def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL
 def _largest_mu(counts: Iterable[tuple[int, int]], inside: int, outside: int, level: float) -> float:
     """Return the best of the limits of all (false positives, false negatives)."""
     shown = (
-        -float(scipy.special.ndtri(_upper_limit(above, outside, level)))
-        - float(scipy.special.ndtri(_upper_limit(missed, inside, level)))
+        -float(scipy.special.ndtri(clopper_pearson(above, outside, 2 * level)[1]))
+        - float(scipy.special.ndtri(clopper_pearson(missed, inside, 2 * level)[1]))
         for above, missed in counts
     )
     return max(0.0, max(shown))
 
 
-def _upper_limit(hits: int, trials: int, level: float) -> float:
-    """Return the one-sided upper limit of a rate [Clopper and Pearson, 1934]."""
-    return 1.0 if hits >= trials else float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - level))
+def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]:
+    """Return the two-sided limits of a rate of independent trials [Clopper and Pearson, 1934].
+
+    >>> [round(limit, 4) for limit in clopper_pearson(0, 32, 0.05)], round(clopper_pearson(8, 8, 0.05)[0], 4)
+    ([0.0, 0.1089], 0.6306)
+    """
+    low = float(scipy.special.betaincinv(hits, trials - hits + 1, level / 2)) if hits else 0.0
+    return low, float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
 def _exceedances(excluded: int) -> list[int]:
@@ -305,28 +311,41 @@ def _scores(name: str, numbers: ArrayLike) -> NDArray[np.float64]:
     return scores
 
 
-class PlayedGame(Protocol):
-    """The figures of a candidate game that the rule needs."""
+class Game(BaseModel):
+    """The candidate game: how often the message names the trained record among other examples."""
 
-    @property
-    def records(self) -> int: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def control(self) -> str: ...
-    @property
-    def control_high(self) -> float | None: ...
-    @property
-    def rank_p(self) -> Sequence[float]: ...
-    @property
-    def control_rank_p(self) -> Sequence[float]: ...
-    @property
-    def same_source(self) -> bool: ...
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: int
+    candidates: int
+    """Candidates per record."""
+    messages: int = 1
+    """Messages of the audit; limits and ranks are corrected for this number of tests."""
+    top1: float
+    low: float
+    high: float
+    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
+    control: str = ""
+    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
+    control_top1: float | None = None
+    control_low: float | None = None
+    control_high: float | None = None
+    rank_p: list[float] = Field(default_factory=list)
+    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
+    control_rank_p: list[float] = Field(default_factory=list)
+    same_source: bool = True
+    """False: the candidates are another kind of images, so the game decides nothing."""
+    statistic: str = ""
+    directions: int = 0
+    """Number of principal directions of public gradients that were projected out."""
+    public: int = 0
+    """Number of public gradients that give these directions."""
+    scores: list[float] = Field(default_factory=list)
+    control_scores: list[float] = Field(default_factory=list)
+    candidate_quantiles: list[float] = Field(default_factory=list)
 
 
-def exposed_by(game: PlayedGame, allowed: float, messages: int) -> Literal["", "rate", "rank"]:
+def exposed_by(game: Game, allowed: float, messages: int) -> Literal["", "rate", "rank"]:
     """Return what shows that records are named beyond what is allowed and beyond the control; empty where nothing does.
 
     The lower limit of the rate decides from 8 records on. Of fewer records, ranks decide that chance does not explain,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.checks.candidates import MOST_OF_LABEL, Pool
+from fedglass.checks.candidates import MOST_OF_LABEL
 from fedglass.checks.example_sketches import AT_ONCE, Reader
 from fedglass.core.errors import UsageError
 from fedglass.core.losses import Loss, is_class_labels
@@ -57,7 +57,7 @@ class ScoredMessage:
 class Scorer:
     """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
-    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
+    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Examples, public: Tensor) -> None:
         """The first of the updates is the one that was sent; `public` are rows of the pool."""
         self._message, self._pool, self._public = message, pool, public
         self._reader, self.reads_as_trained = _reader(message, self._inputs(public[:AT_ONCE]))
@@ -218,8 +218,8 @@ class IndexedTargets:
 
 
 def with_numbered_targets(
-    message: ScoredMessage, records: Examples, pool: Pool, held_out: Examples | None, candidates: int
-) -> tuple[ScoredMessage, Examples, Pool, Examples | None]:
+    message: ScoredMessage, records: Examples, pool: Examples, held_out: Examples | None, candidates: int
+) -> tuple[ScoredMessage, Examples, Examples, Examples | None]:
     """Return the game with numbers of distinct targets as classes; itself where the targets are classes."""
     loss = message.training.loss
     if loss is None or is_class_labels(records.labels):
@@ -234,7 +234,7 @@ def with_numbered_targets(
     labels = torch.arange(len(table)).repeat_interleave(count)
     numbered = replace(message, training=replace(message.training, loss=IndexedTargets(loss, table)))
     others = None if held_out is None else Examples(held_out.images, _numbers_in(table, held_out.labels))
-    return numbered, Examples(records.images, numbers), Pool(pool.images[rows], labels, pool.same_source), others
+    return numbered, Examples(records.images, numbers), Examples(pool.images[rows], labels), others
 
 
 def _numbered(targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fedglass.bounds.success import Game
 from fedglass.core.metric_scale import Scale
 from fedglass.core.text import NON_FINITE, TAKEN_AS_DISTINCT, some, values_by_key
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
 from fedglass.verdict.gate import Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
-from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
+from fedglass.verdict.records import BASE_RATE, Certificate, Record
 from fedglass.verdict.texts import TABLE, Flag
 
 NAMED = 3

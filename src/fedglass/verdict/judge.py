@@ -13,13 +13,14 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
+from fedglass.bounds.success import Game
 from fedglass.core.text import TEST_ACCURACY
 from fedglass.verdict import texts
 from fedglass.verdict.collect_doubts import doubts_of, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import BASE_RATE, Game, Record
+from fedglass.verdict.records import BASE_RATE, Record
 from fedglass.verdict.texts import TABLE, count, percent
 
 ExitCode = Literal[0, 1, 3]

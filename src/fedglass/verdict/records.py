@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
+from fedglass.bounds.success import Game
 from fedglass.core.files import parse_json
 from fedglass.core.text import values_by_key
 from fedglass.verdict.doubts import Doubt, Frozen
@@ -71,38 +72,6 @@ class KnownFact(Frozen):
     text: str
     oracle: bool = False
     """True: no real adversary has this fact."""
-
-
-class Game(Frozen):
-    """The candidate game: how often the message names the trained record among other examples."""
-
-    records: int
-    candidates: int
-    """Candidates per record."""
-    messages: int = 1
-    """Messages of the audit; limits and ranks are corrected for this number of tests."""
-    top1: float
-    low: float
-    high: float
-    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
-    control: str = ""
-    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
-    control_top1: float | None = None
-    control_low: float | None = None
-    control_high: float | None = None
-    rank_p: list[float] = Field(default_factory=list)
-    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
-    control_rank_p: list[float] = Field(default_factory=list)
-    same_source: bool = True
-    """False: the candidates are another kind of images, so the game decides nothing."""
-    statistic: str = ""
-    directions: int = 0
-    """Number of principal directions of public gradients that were projected out."""
-    public: int = 0
-    """Number of public gradients that give these directions."""
-    scores: list[float] = Field(default_factory=list)
-    control_scores: list[float] = Field(default_factory=list)
-    candidate_quantiles: list[float] = Field(default_factory=list)
 
 
 class Certificate(Frozen):
