@@ -5,6 +5,7 @@ It runs once for each message, whatever attacks are run on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +22,6 @@ from fedglass.audit.certificate import (
     planned_certificate,
     shown_figures,
 )
-from fedglass.audit.filter_doubts import filter_doubts
 from fedglass.audit.probes import unusable_state
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.checks.claim import Claim
@@ -39,9 +39,11 @@ from fedglass.checks.noise import (
 )
 from fedglass.checks.replay import ORDERS, has_fixed_order, replay, too_long
 from fedglass.checks.residual import refutations, rounding_of, spread_of
+from fedglass.core.tensors import Params
 from fedglass.core.text import some
-from fedglass.core.thresholds import NOISE_LEVEL, REPLAY_SPREAD
-from fedglass.defend.noise_model import NoiseModel
+from fedglass.core.thresholds import CLIP_SLACK_RECORDED, NOISE_LEVEL, REPLAY_SPREAD
+from fedglass.defend.filters import FlowerFixedClipping, PercentilePrivacy
+from fedglass.defend.noise_model import NoiseModel, epsilon_claims, named_parts
 from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Certificate
@@ -76,7 +78,7 @@ class CheckMessage:
         replays: list[dict[str, Any]] = []
         if not target.simulated:
             doubts += message_doubts(target, replays)
-        doubts += filter_doubts(target)
+        doubts += _filter_doubts(target)
         certificate = None
         claims = [doubt_.claim for doubt_ in (target, *target.joint_targets)]
         if target.truth is None:
@@ -187,6 +189,53 @@ def _size_doubts(claim: Claim, models: Sequence[NoiseModel]) -> Iterator[Doubt]:
     if lacking:
         found = f"less noise than declared in {some(lacking, SHOWN)}"
         yield doubt(DoubtKind.NOISE_REFUTED, tests=[found], p=NOISE_LEVEL)
+
+
+def _filter_doubts(target: Target) -> Iterator[Doubt]:
+    """Yield the doubts about the filters of a message, and of those that are attacked together with it."""
+    for message in (target, *target.joint_targets):
+        if message.claim is not None:
+            yield from _idle_filters(message.claim)
+    # A bundle has its declared epsilons compared when it is read, over all of its rounds.
+    if target.claim is not None and not any(known.kind is DoubtKind.EPSILON_NOT_AS_DECLARED for known in target.doubts):
+        entries = sum(tensor.numel() for tensor in target.claim.before.values())
+        releases = 1 + len(target.joint_targets) + target.further
+        for client in target.claim.private:
+            for claim in epsilon_claims(client.protection.release, releases, entries):
+                if claim.exceeded:
+                    yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
+
+
+def _idle_filters(claim: Claim) -> Iterator[Doubt]:
+    """Yield the filters that did nothing to the message of one client; a mean of several clients shows none.
+
+    Only the last filter can be seen in the message: what comes after it changes what it left.
+    """
+    if len(claim.clients) != 1:
+        return
+    last = named_parts(claim.clients[0].protection.release)[-1:]
+    for part in last:
+        # Buffers count in NVFlare's percentile and in Flower's norm, and are not in the update.
+        if type(part) is PercentilePrivacy and not claim.buffers:
+            yield from _without_cutoff(part, claim.update)
+        if type(part) is FlowerFixedClipping:
+            length = math.sqrt(sum(float(t.double().square().sum()) for t in claim.update.values()))
+            if length < part.clipping_norm * (1 - CLIP_SLACK_RECORDED) and not claim.buffers:
+                why = f"the update has the norm {length:.3g}, which it allows"
+                yield doubt(DoubtKind.IDLE_FILTER, filter=repr(part), why=why)
+
+
+def _without_cutoff(part: PercentilePrivacy, update: Params) -> Iterator[Doubt]:
+    """Compare the zeros with those that a cutoff above 0 leaves: with more of them it was 0."""
+    entries = torch.cat([tensor.flatten() for tensor in update.values()])
+    zeros = int((entries == 0).sum())
+    if part.percentile > 0 and zeros <= part.most_zeros(len(entries)):
+        return
+    clipped = int((entries.abs() >= part.gamma * part.steps * (1 - CLIP_SLACK_RECORDED)).sum())
+    why = f"{zeros:,} of {len(entries):,} entries were 0 before, so its cutoff is 0 and it removed nothing"
+    why = "a percentile of 0 removes nothing" if part.percentile == 0 else why
+    why = f"{why}; it cut {clipped:,} entries off" if clipped else why
+    yield doubt(DoubtKind.IDLE_FILTER, filter=repr(part), why=why)
 
 
 def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], seed: int) -> Certificate | None:

@@ -127,9 +127,9 @@ class Simulated:
             simulated=True,
         )
 
-    def transcript(self, progress: RoundProgress = lambda done, total: None) -> Transcript:
+    def transcript(self) -> Transcript:
         """Return the messages of the rounds that the views see."""
-        return self._played(progress, train_sequentially)[0]
+        return self._played(lambda done, total: None, train_sequentially)[0]
 
     def truths(self) -> Truths:
         """Return the private data behind it."""

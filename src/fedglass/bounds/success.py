@@ -215,16 +215,16 @@ def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, level: 
     return low
 
 
-def epsilon_ceiling(canaries: int, delta: float, level: float = ERROR_LEVEL) -> float:
+def epsilon_ceiling(canaries: int, delta: float) -> float:
     """Return the largest epsilon that so many canaries can refute, if every guess is right.
 
     >>> round(epsilon_ceiling(1000, delta=1e-5), 2)
     5.78
     """
-    return epsilon_lower(canaries, canaries, canaries, delta, level)
+    return epsilon_lower(canaries, canaries, canaries, delta)
 
 
-def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float, level: float = ERROR_LEVEL) -> float:
+def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float) -> float:
     """Return the largest epsilon that guesses by score refute: the highest scores were included, the lowest were not.
 
     Scores and coins are in the order of the canaries, so that the order of equal scores tells nothing of the coins.
@@ -234,18 +234,18 @@ def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float, level: fl
     for guesses in _guesses(len(ordered)):
         low, high = ordered[: guesses // 2], ordered[len(ordered) - guesses // 2 :]
         right = int((~coin[low]).sum() + coin[high].sum())
-        lower = max(lower, epsilon_lower(len(ordered), guesses, right, delta, level / len(GUESSED)))
+        lower = max(lower, epsilon_lower(len(ordered), guesses, right, delta, ERROR_LEVEL / len(GUESSED)))
     return lower
 
 
-def guessed_epsilon_ceiling(canaries: int, delta: float, level: float = ERROR_LEVEL) -> float:
+def guessed_epsilon_ceiling(canaries: int, delta: float) -> float:
     """Return the largest epsilon that `guessed_epsilon` can show with so many canaries.
 
     >>> round(guessed_epsilon_ceiling(1000, delta=1e-5), 2)
     5.45
     """
     check_count("canaries", canaries)
-    part = level / len(GUESSED)
+    part = ERROR_LEVEL / len(GUESSED)
     return max(epsilon_lower(canaries, guesses, guesses, delta, part) for guesses in _guesses(canaries))
 
 
@@ -254,7 +254,7 @@ def _guesses(canaries: int) -> list[int]:
     return sorted({int(share * canaries) // 2 * 2 for share in GUESSED})
 
 
-def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = ERROR_LEVEL) -> float:
+def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike) -> float:
     """Return a lower limit of mu from the scores of included and of excluded canaries.
 
     Every threshold bounds mu by Phi^-1(1 - FPR) - Phi^-1(FNR), with the upper limits of Clopper and Pearson and
@@ -265,10 +265,10 @@ def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = E
     counts = _exceedances(len(outside))
     missed = (int((inside <= outside[count]).sum()) for count in counts)
     pairs = zip(counts, missed, strict=True)
-    return _largest_mu(pairs, len(inside), len(outside), level / (2 * len(counts)))
+    return _largest_mu(pairs, len(inside), len(outside), ERROR_LEVEL / len(counts))
 
 
-def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL) -> float:
+def gaussian_mu_ceiling(included: int, excluded: int) -> float:
     """Return the largest mu that `gaussian_mu_lower` can show with so many canaries, if no guess is wrong.
 
     >>> round(gaussian_mu_ceiling(100, 100), 2)
@@ -276,15 +276,14 @@ def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL
     """
     check_count("included", included)
     check_count("excluded", excluded)
-    counts = _exceedances(excluded)
-    return _largest_mu([(0, 0)], included, excluded, level / (2 * len(counts)))
+    return _largest_mu([(0, 0)], included, excluded, ERROR_LEVEL / len(_exceedances(excluded)))
 
 
 def _largest_mu(counts: Iterable[tuple[int, int]], inside: int, outside: int, level: float) -> float:
-    """Return the best of the limits of all (false positives, false negatives)."""
+    """Return the best of the limits of all (false positives, false negatives), each of both with half of the level."""
     shown = (
-        -float(scipy.special.ndtri(clopper_pearson(above, outside, 2 * level)[1]))
-        - float(scipy.special.ndtri(clopper_pearson(missed, inside, 2 * level)[1]))
+        -float(scipy.special.ndtri(clopper_pearson(above, outside, level)[1]))
+        - float(scipy.special.ndtri(clopper_pearson(missed, inside, level)[1]))
         for above, missed in counts
     )
     return max(0.0, max(shown))

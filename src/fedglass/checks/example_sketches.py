@@ -63,13 +63,12 @@ class Reader:
         before: Params,
         smoothing: float = 0.0,
         moved: Params | None = None,
-        seed: int = 0,
         objective: Loss | None = None,
     ) -> None:
         """`moved` is 1 at the entries that count, and 0 elsewhere."""
         self.network, self.smoothing, self.objective = network, smoothing, objective
         self.weights = [before[name].detach().float() for name in network.names]
-        signs = stream(seed, "sketch")
+        signs = stream(0, "sketch")
         self._signs = [
             (torch.randint(0, 2, w.shape, generator=signs).float() * 2 - 1).to(w)
             * (1.0 if moved is None else moved[name].to(w))
