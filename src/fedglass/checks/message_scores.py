@@ -224,7 +224,7 @@ def with_numbered_targets(
     loss = message.training.loss
     if loss is None or is_class_labels(records.labels):
         return message, records, pool, held_out
-    table, numbers = _numbered(records.labels)
+    table, numbers = torch.unique(records.labels, dim=0, return_inverse=True)  # (m, ...), (n,)
     size = max(1, pool.images[0].numel())
     count = min(len(pool.images), round(MOST_OF_LABEL * candidates), MOST_NUMBERS // (size * len(table)))
     if count < 1:
@@ -233,22 +233,8 @@ def with_numbered_targets(
     rows = torch.arange(len(table) * count) % len(pool.images)
     labels = torch.arange(len(table)).repeat_interleave(count)
     numbered = replace(message, training=replace(message.training, loss=IndexedTargets(loss, table)))
-    others = None if held_out is None else Examples(held_out.images, _numbers_in(table, held_out.labels))
+    others = None
+    if held_out is not None:
+        same = (held_out.labels.flatten(1)[:, None] == table.flatten(1)[None]).all(2)  # (h, m)
+        others = Examples(held_out.images, torch.where(same.any(1), same.long().argmax(1), -1))
     return numbered, Examples(records.images, numbers), Examples(pool.images[rows], labels), others
-
-
-def _numbered(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct targets, and the number of each example's.  # (m, ...), (n,)
-
-    >>> table, numbers = _numbered(torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]))
-    >>> table.tolist(), numbers.tolist()
-    ([[0.0, 0.0], [1.0, 0.0]], [1, 0, 1])
-    """
-    rows, numbers = torch.unique(targets.flatten(1), dim=0, return_inverse=True)
-    return rows.view(-1, *targets.shape[1:]), numbers
-
-
-def _numbers_in(table: Tensor, targets: Tensor) -> Tensor:
-    """Return the number of each target in a table, -1 for those that are not in it.  # (n,)"""
-    same = (targets.flatten(1)[:, None] == table.flatten(1)[None]).all(2)  # (n, m)
-    return torch.where(same.any(1), same.long().argmax(1), -1)
