@@ -193,14 +193,12 @@ def _summed(gradient: _Found, shares: Tensor) -> Tensor:
 
 def _layers(module: nn.Module) -> dict[str, _Layer]:
     """Return the layers that have a gradient in closed form."""
-
-    def padded_otherwise(layer: nn.Module) -> bool:
-        return isinstance(layer, nn.Conv2d) and (isinstance(layer.padding, str) or layer.padding_mode != "zeros")
-
     return {
         name: layer
         for name, layer in module.named_modules()
-        if isinstance(layer, _Layer) and not padded_otherwise(layer) and layer._parameters.get("weight") is not None
+        if isinstance(layer, _Layer)
+        and layer._parameters.get("weight") is not None
+        and not (isinstance(layer, nn.Conv2d) and (isinstance(layer.padding, str) or layer.padding_mode != "zeros"))
     }
 
 

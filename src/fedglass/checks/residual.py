@@ -162,8 +162,8 @@ def _of_entries(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOu
 
 def _of_tensor(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOutcome | None]:
     outcomes = _of_entries(z, x, residual) | {"rows": tests.rows(tests.slices(z))}
-    matrix = tests.as_matrix(z)
-    if matrix is not None:
+    matrix = z.reshape(len(z), -1) if z.ndim > 1 else z.reshape(1, -1)
+    if min(matrix.shape) >= tests.SIDE:
         outcomes["singular_values"] = tests.singular_values(matrix)
         outcomes["correlated_rows"] = tests.correlated_rows(matrix)
     return outcomes

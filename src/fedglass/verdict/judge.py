@@ -27,6 +27,7 @@ ExitCode = Literal[0, 1, 3]
 Message = tuple[str, int]
 FIRST = (DoubtKind.NOT_AS_DECLARED, DoubtKind.NOISE_REFUTED, DoubtKind.CERTIFICATE_REFUTED, DoubtKind.NO_TRUTH)
 """Doubts that explain an inconclusive audit before all others: something is wrong, or nothing can be scored."""
+LONGEST_REASON = 160
 PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *DoubtKind])))}
 
 
@@ -68,8 +69,8 @@ def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Ver
     'The audit could not complete: no case has run.'
     """
     evidence = _Evidence(with_refutations(records), gate, missing)
-    decisions = (decide(evidence) for decide in (_leak, _exposed, _incomplete, _clear))
-    verdict = next((decision for decision in decisions if decision is not None), None) or _inconclusive(evidence)
+    verdict = _leak(evidence) or _exposed(evidence) or _incomplete(evidence) or _clear(evidence)
+    verdict = verdict or _inconclusive(evidence)
     return replace(verdict, by_value=tuple(_by_swept_value(records, gate)))
 
 
@@ -350,6 +351,6 @@ def _nothing_sentence(evidence: _Evidence) -> str:
     )
 
 
-def _short(text: str, limit: int = 160) -> str:
+def _short(text: str) -> str:
     line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
