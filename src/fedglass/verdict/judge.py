@@ -82,9 +82,9 @@ def _by_swept_value(records: Sequence[Record], gate: Gate) -> Iterator[str]:
         state_at = {value: judge(records_at[value], gate).state for value in values} if len(values) > 1 else {}
         for state, neighbours in groupby(state_at, key=state_at.__getitem__):
             together = list(neighbours)
-            parts, values = [records_at[value] for value in together], _range([f"{value:g}" for value in together])
+            parts, shown = [records_at[value] for value in together], _range([f"{value:g}" for value in together])
             images = _images_at(parts, gate) if state == "leak" else ""
-            yield f"{option.replace('_', ' ')} {values}: {texts.STATE_AT_VALUES[state]}{images}{_accuracy_at(parts)}."
+            yield f"{option.replace('_', ' ')} {shown}: {texts.STATE_AT_VALUES[state]}{images}{_accuracy_at(parts)}."
 
 
 def _range(shown: Sequence[str]) -> str:
