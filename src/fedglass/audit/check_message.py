@@ -48,19 +48,9 @@ from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Certificate
 
-NO_TRAINING = "Say how the clients trained: recording.training."
-OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
-NOT_HONEST = "Some participants are not honest, and what they do is not run again."
-UNKNOWN_ORDER = "The order of the batches was not recorded, and changes the message by more than the noise allows."
-ROUNDED = "The message is rounded more coarsely than the noise."
-UNKNOWN = "What was declared of the message was not kept."
 SHOWN = 3
 """Tensors named in one sentence."""
-IN_STEPS = "It is added in several local steps."
-CHANGED_LATER = "Something is done to the noisy result, or the noise is added in several local steps."
 RECORD_ORDER = "Record the order of the batches."
-ONE_STEP = "Use one noisy step per round."
-FINER_TYPE = "Send the message in a finer type."
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class CheckMessage:
         elif all(claim is not None for claim in claims):
             certificate = _certificate(target, [claim for claim in claims if claim is not None], doubts, seed)
         elif not any(doubt_.kind is DoubtKind.NOT_REPLAYED for doubt_ in doubts):
-            doubts.append(doubt(DoubtKind.NOT_REPLAYED, why=UNKNOWN))
+            doubts.append(doubt(DoubtKind.NOT_REPLAYED, why="What was declared of the message was not kept."))
         guessed = {} if target.pool is None else guessed_public(target.pool, DEFAULT_METRICS)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
@@ -112,9 +102,14 @@ def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Dou
     reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is DoubtKind.NOT_AS_DECLARED]
     if claim is None or any(client.truth is None for client in claim.clients):
         if target.truth is not None:
-            yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
-    elif not claim.honest or not claim.combined_by_mean:
-        yield doubt(DoubtKind.NOT_REPLAYED, why=OTHER_RULE if claim.honest else NOT_HONEST)
+            missing = "Say how the clients trained: recording.training."
+            yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([missing, *target.recorder_caveats]))
+    elif not claim.honest:
+        why = "Some participants are not honest, and what they do is not run again."
+        yield doubt(DoubtKind.NOT_REPLAYED, why=why)
+    elif not claim.combined_by_mean:
+        why = "A rule other than the mean combined the updates, and only a mean is run again."
+        yield doubt(DoubtKind.NOT_REPLAYED, why=why)
     elif any(isinstance(model, NoiseModel) for model in noise_models(claim.clients)):
         yield from _noise_doubts(target, claim)
         explained = True  # what the noise leaves is tested as a whole
@@ -155,7 +150,8 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         yield doubt(DoubtKind.NOT_AS_DECLARED, found=DIVERGES)
         return
     if len(replays) > 1 and spread_of(replays, std) > REPLAY_SPREAD:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER, remedy=RECORD_ORDER)
+        why = "The order of the batches was not recorded, and changes the message by more than the noise allows."
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy=RECORD_ORDER)
         return
     residual = residual_of(
         claim,
@@ -167,7 +163,8 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         others=target.same_noise_in,
     )
     if rounding_of(residual) > 1:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=ROUNDED, remedy=FINER_TYPE)
+        why = "The message is rounded more coarsely than the noise."
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy="Send the message in a finer type.")
         return
     refuted = refutations(residual)
     if refuted:
@@ -182,9 +179,11 @@ def _size_doubts(claim: Claim, models: Sequence[NoiseModel]) -> Iterator[Doubt]:
         return
     in_steps = has_fixed_order(claim) and any(client.steps > 1 for client in claim.clients)
     if in_steps and not all(model.additive for model in models):
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=IN_STEPS, remedy=ONE_STEP)
+        why, remedy = "It is added in several local steps.", "Use one noisy step per round."
     else:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=CHANGED_LATER, remedy=RECORD_ORDER)
+        why = "Something is done to the noisy result, or the noise is added in several local steps."
+        remedy = RECORD_ORDER
+    yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy=remedy)
     lacking = tensors_with_less_noise(claim, replayed(without_noise(claim)))
     if lacking:
         found = f"less noise than declared in {some(lacking, SHOWN)}"

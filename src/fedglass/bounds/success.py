@@ -316,8 +316,9 @@ class Game(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     records: int
+    """Played records: those whose label has too few candidates are left out."""
     candidates: int
-    """Candidates per record."""
+    """Candidates per record, at least."""
     messages: int = 1
     """Messages of the audit; limits and ranks are corrected for this number of tests."""
     top1: float
@@ -325,7 +326,8 @@ class Game(BaseModel):
     high: float
     """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
     control: str = ""
-    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
+    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control, also where a
+    training was not finite or too long to replay."""
     control_top1: float | None = None
     control_low: float | None = None
     control_high: float | None = None
@@ -333,8 +335,10 @@ class Game(BaseModel):
     """For each record, (1 + candidates that score higher) / (1 + candidates)."""
     control_rank_p: list[float] = Field(default_factory=list)
     same_source: bool = True
-    """False: the candidates are another kind of images, so the game decides nothing."""
+    """False: the candidates are another kind of images, or records that were not trained on stand out as well, so the
+    game decides nothing."""
     statistic: str = ""
+    """`projected_cosine`, or `likelihood` under declared noise."""
     directions: int = 0
     """Number of principal directions of public gradients that were projected out."""
     public: int = 0

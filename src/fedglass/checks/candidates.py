@@ -194,12 +194,6 @@ class GameScores:
         """The share of records that scored higher than all candidates."""
         return float(np.mean(self.better == 0))
 
-    @property
-    def rank_p(self) -> list[float]:
-        """The rank of each record: (1 + better) / (1 + candidates)."""
-        ranks: list[float] = ((1 + self.better) / (1 + self.candidates)).tolist()
-        return ranks
-
 
 def rate_limits(game: GameScores, messages: int, seed: int) -> tuple[float, float]:
     """Return a lower and an upper limit of the rate, each at confidence 1 - 0.05 / messages.

@@ -74,11 +74,6 @@ class Scorer:
         self._along = [remainder for remainder, _, _ in self._filters] if self._along else []
 
     @property
-    def statistic(self) -> str:
-        """The name of the score."""
-        return "likelihood" if self._message.noise_std > 0 else "projected_cosine"
-
-    @property
     def directions(self) -> int:
         """The number of directions that the others have in common, above rounding."""
         return int((self._squares > GRADIENT_ROUNDING**2 * self._squares.sum()).sum())

@@ -17,23 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from fedglass.bounds.success import Game, exposed_by
-from fedglass.checks.candidates import (
-    Draw,
-    GameScores,
-    draw_candidates,
-    rate_limits,
-    shows_one_of,
-)
+from fedglass.checks.candidates import Draw, GameScores, draw_candidates, rate_limits, shows_one_of
 from fedglass.checks.message_scores import ScoredMessage, Scorer, with_numbered_targets
 from fedglass.checks.replay import MOST_STEPS
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
-from fedglass.core.thresholds import (
-    ENOUGH_CANDIDATES,
-    FEW_PUBLIC_GRADIENTS,
-    SAME_AS_PRIVATE,
-)
+from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_PUBLIC_GRADIENTS, SAME_AS_PRIVATE
 from fedglass.core.types import Training, Whitening
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import schedule, train
@@ -112,7 +102,7 @@ def play(
         messages=messages,
         control=control.kind,
         candidate_quantiles=np.quantile(scores[0, rows].double().numpy(), np.linspace(0, 1, QUANTILES)).tolist(),
-        statistic=scorer.statistic,
+        statistic="likelihood" if message.noise_std > 0 else "projected_cosine",
         directions=scorer.directions,
         public=len(draw.public),
         same_source=same_source,
@@ -135,7 +125,8 @@ def play(
 def _figures(game: GameScores, messages: int, seed: int) -> dict[str, Any]:
     """Return the figures of a game or of its control."""
     low, high = rate_limits(game, messages, seed)
-    return {"top1": game.rate, "low": low, "high": high, "rank_p": game.rank_p, "scores": game.scores.tolist()}
+    rank_p = ((1 + game.better) / (1 + game.candidates)).tolist()
+    return {"top1": game.rate, "low": low, "high": high, "rank_p": rank_p, "scores": game.scores.tolist()}
 
 
 def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> GameScores:
