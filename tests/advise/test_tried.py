@@ -20,8 +20,9 @@ from fedglass.advise.tried import (
     nearest_to_gate,
     pareto_front,
 )
+from fedglass.bounds.success import Game
 from fedglass.verdict.gate import Gate, State, Tally
-from fedglass.verdict.records import Game, Record
+from fedglass.verdict.records import Record
 
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
 

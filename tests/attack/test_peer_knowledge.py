@@ -18,7 +18,8 @@ from fedglass.attack.parts import Forward
 from fedglass.attack.peer_knowledge import FixOwnImages, FixOwnLabels, SubtractOwnUpdate, without_own_update
 from fedglass.attack.solvers.adam import SignedAdam
 from fedglass.attack.terms.distance import SquaredError
-from fedglass.audit.scoring import score_reconstruction
+from fedglass.audit.assessment import assess
+from fedglass.audit.target import Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Observation, Training
@@ -70,8 +71,8 @@ def test_own_images_come_back_as_they_are_and_are_not_scored(toy: Any, way: str)
     found = attack.run(seen)
     torch.testing.assert_close(found.images[-3:], truth.images[-3:])
     assert torch.equal(found.labels[-3:], truth.labels[-3:])
-    judged = score_reconstruction(attack, seen, found, truth, ("psnr",))
-    assert len(judged.scores.values["psnr"]) == 3  # two of client 0, one of client 2
+    judged = assess(attack, Target(seen, truth), found, ("psnr",), 0)
+    assert len(judged.scores.metrics["psnr"]) == 3  # two of client 0, one of client 2
     assert judged.energy_truth is not None
     assert judged.energy_truth < 1e-8
 
@@ -157,9 +158,9 @@ def test_our_recipe_reads_its_peers(toy: Any, own: str) -> None:
     seen, truth = peers(toy)
     attack = recipe("curious_client", labels=OracleLabels(), own=own, iterations=60, tv=0.003)
     found = attack.run(seen)
-    judged = score_reconstruction(attack, seen, found, truth, ("rmse",))
+    judged = assess(attack, Target(seen, truth), found, ("rmse",), 0)
     grey = (truth.private.images - 0.4).square().flatten(1).mean(1).sqrt()
-    assert sum(judged.scores.values["rmse"]) < 0.7 * float(grey.sum())
+    assert sum(judged.scores.metrics["rmse"]) < 0.7 * float(grey.sum())
 
 
 def test_other_ways_are_refused_with_those_that_there_are() -> None:

@@ -15,7 +15,7 @@ from fedglass.attack.attack import Attack
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.audit import Job, run
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import Case, QuietProgress
+from fedglass.audit.target import AuditProgress, Case
 from fedglass.cli.progress import outcome_in_words
 from fedglass.core.errors import AuditError, UsageError
 from fedglass.core.tensors import Update
@@ -39,7 +39,7 @@ from fedglass.verdict.records import Record
 Make = Callable[..., Job]
 
 
-class Log(QuietProgress):
+class Log(AuditProgress):
     """Remembers which cases ran."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ def test_oracle_use_is_marked_by_what_an_attack_uses(make_job: Make, tmp_path: P
 def test_progress_is_told_in_order(make_job: Make, tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
 
-    class Tell(QuietProgress):
+    class Tell(AuditProgress):
         def planned(self, cases: int, done: int) -> None:
             events.append(("planned", cases, done))
 

@@ -12,7 +12,7 @@ import torch
 from fedglass.attack.parts import Progress
 from fedglass.audit.audit import Job
 from fedglass.audit.play import Work, play_unfinished, unfinished_cases
-from fedglass.audit.target import Case, ProbeResult, QuietProgress, Target
+from fedglass.audit.target import AuditProgress, Case, ProbeResult, Target
 from fedglass.core.errors import AuditError
 from fedglass.execution.executor import Executor, InProcess
 from fedglass.execution.processes import Processes
@@ -52,7 +52,7 @@ def played(
     def prepared(todo: Sequence[Case[str]]) -> list[Work]:
         return [Work(each, Later(made[each.subject]).target, torch.device("cpu")) for each in todo]
 
-    play_unfinished(cases, directory, executor, prepared, QuietProgress())
+    play_unfinished(cases, directory, executor, prepared, AuditProgress())
     return {record.key: record for record in RecordFile(directory / RECORDS).read()}
 
 

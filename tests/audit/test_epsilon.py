@@ -19,7 +19,6 @@ from fedglass.audit.epsilon import (
     Accounted,
     CanaryScores,
     EpsilonAudit,
-    Finding,
     audited_clients,
     describe,
     judge_scores,
@@ -75,7 +74,7 @@ def test_lower_bounds_are_rarely_above_the_truth_and_then_by_little() -> None:
     assert len(above) <= 4
     assert max(above, default=1.0) <= 1.1
     assert all(m.audit.lower > 0.15 * m.truth for m in measured if m.count == 1000)
-    assert all(m.audit.finding is not Finding.REFUTED for m in measured if m.audit.lower <= m.truth)
+    assert all(m.audit.finding != "not as declared" for m in measured if m.audit.lower <= m.truth)
 
 
 @pytest.mark.parametrize("mu", [1.0, 4.0])
@@ -107,22 +106,23 @@ def test_noise_that_is_left_out_is_refuted() -> None:
     broken = audit(gradient=NoiseLeftOut(1.0, 1.0), declared=declared, gaussian=True)
     unassuming = audit(gradient=NoiseLeftOut(1.0, 1.0), declared=2.0)
 
-    assert broken.finding is Finding.REFUTED
+    assert broken.finding == "not as declared"
     assert broken.lower == pytest.approx(broken.ceiling)
-    assert unassuming.finding is Finding.REFUTED
+    assert unassuming.finding == "not as declared"
     assert unassuming.lower == unassuming.lower_any
 
 
 def test_clipping_that_is_left_out_is_refuted() -> None:
-    assert audit(gradient=ClippingLeftOut(1.0, 1.0), declared=gdp_epsilon(1.0, DELTA), gaussian=True).finding is (
-        Finding.REFUTED
+    assert (
+        audit(gradient=ClippingLeftOut(1.0, 1.0), declared=gdp_epsilon(1.0, DELTA), gaussian=True).finding
+        == "not as declared"
     )
 
 
 def test_the_same_mechanism_with_its_noise_is_consistent() -> None:
     honest = audit(gradient=DPSGD(1.0, 1.0))
 
-    assert honest.finding is Finding.CONSISTENT
+    assert honest.finding == "consistent"
     assert 0 < honest.lower_any < honest.lower < gdp_epsilon(1.0, DELTA) == honest.accounted.upper
 
 
@@ -130,7 +130,7 @@ def test_defaults_of_a_platform_that_do_not_keep_their_epsilon_are_refuted() -> 
     """FLIP's LocalDpMod: clipped to 1, and noise for a sensitivity of 1e-4 at a declared epsilon of 10."""
     found = audit(release=FlowerLocalDP(clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=DELTA))
 
-    assert found.finding is Finding.REFUTED
+    assert found.finding == "not as declared"
     assert found.accounted.declared == 10
     assert found.accounted.upper is not None
     assert found.accounted.upper > 1e8
@@ -140,7 +140,7 @@ def test_defaults_of_a_platform_that_do_not_keep_their_epsilon_are_refuted() -> 
 def test_the_same_mod_with_an_honest_sensitivity_is_consistent() -> None:
     found = audit(release=FlowerLocalDP(clipping_norm=1.0, sensitivity=1.0, epsilon=8.0, delta=DELTA))
 
-    assert found.finding is Finding.CONSISTENT
+    assert found.finding == "consistent"
     assert 1 < found.lower < 8
 
 
@@ -163,8 +163,8 @@ def test_several_steps_stay_below_the_accountant(gradient: DPSGD, training: Trai
 def test_too_few_canaries_are_no_consistency() -> None:
     few = audit(gradient=DPSGD(1.0, 0.1), canaries=20)
 
-    assert few.finding is Finding.TOO_FEW
-    assert few.finding.exit_code == 3
+    assert few.finding == "too few canaries"
+    assert few.exit_code == 3
     assert "20 canaries show epsilon of at most" in few.sentence
 
 
@@ -172,9 +172,9 @@ def test_what_is_not_accounted_has_nothing_to_compare_with() -> None:
     unclipped = audit(release=GaussianNoise(1.0), canaries=20)
     laplacian = audit(release=Chain((Clip(1.0), LaplacianNoise(1.0))), canaries=20)
 
-    assert unclipped.finding is laplacian.finding is Finding.NOTHING_DECLARED
+    assert unclipped.finding == laplacian.finding == "nothing declared"
     assert unclipped.accounted.upper is laplacian.accounted.upper is None
-    assert audit(release=GaussianNoise(1.0), declared=3.0, canaries=200).finding is Finding.REFUTED
+    assert audit(release=GaussianNoise(1.0), declared=3.0, canaries=200).finding == "not as declared"
 
 
 def test_each_kind_of_client_is_audited_once_and_undefended_ones_are_not() -> None:
@@ -209,5 +209,5 @@ def test_an_audit_is_json_even_where_epsilon_is_infinite() -> None:
 
     assert found.accounted.upper == math.inf
     assert json.loads(json.dumps(found.as_json(), allow_nan=False))["upper"] is None
-    assert found.finding is Finding.REFUTED
+    assert found.finding == "not as declared"
     assert any("infinite" in line for line in describe(found))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from fedglass.audit.scoring import blends_of, decoys, score_reconstruction
+from fedglass.audit.assessment import assess
+from fedglass.audit.scoring import blends_of, decoys
 from fedglass.audit.simulated import Simulated
 from fedglass.federation.federation import Federation
 from fedglass.federation.peer import PeerView
@@ -24,14 +25,11 @@ def test_a_peers_own_examples_are_no_leak_before_a_refinement_either(make_federa
     found = attack.run(target.observation)
     grey = torch.full_like(found.images, 0.5)
     own = torch.cat([grey[:2], federation.clients[0].images])
-    judged = score_reconstruction(
-        attack, target.observation, replace(found, images=grey, raw=own), target.truth, ("psnr",)
-    )
-    assert judged.scores_raw is not None
+    judged = assess(attack, target, replace(found, images=grey, raw=own), ("psnr",), 0)
     assert judged.shown_raw is not None
     assert len(judged.shown_raw) == len(judged.shown) == 2
-    assert len(judged.scores_raw.values["psnr"]) == 2
-    assert max(judged.scores_raw.values["psnr"]) < 20
+    assert len(judged.scores.metrics_raw["psnr"]) == 2
+    assert max(judged.scores.metrics_raw["psnr"]) < 20
 
 
 def test_a_decoy_that_shows_the_same_is_none() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from fedglass.audit.audit import GAME, AuditResult, Job, run
 from fedglass.audit.public_data import Public
 from fedglass.audit.simulated import Simulated
+from fedglass.bounds.success import Game
 from fedglass.core.types import Training, Whitening
 from fedglass.data.catalogue import glyphs
 from fedglass.defend.noise import GaussianNoise
@@ -19,7 +20,7 @@ from fedglass.federation.federation import Federation
 from fedglass.fl.release import AsIs, Release
 from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Game, Record
+from fedglass.verdict.records import Record
 
 KINDS = 3
 

@@ -15,7 +15,7 @@ from fedglass.audit import audit, cost, play
 from fedglass.audit.audit import EarlyVerdict, Job, run
 from fedglass.audit.cost import describe_time, estimate, gradient_seconds
 from fedglass.audit.play import was_cut_short
-from fedglass.audit.target import Case, QuietProgress
+from fedglass.audit.target import AuditProgress, Case
 from fedglass.cli import progress as screens
 from fedglass.cli.progress import AdviceScreen, Screen
 from fedglass.recipes import recipe
@@ -100,7 +100,7 @@ def test_a_search_that_was_cut_short_runs_again(
     assert [record.key for record in history].count(search.key) == 2
 
 
-class Heard(QuietProgress):
+class Heard(AuditProgress):
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
 

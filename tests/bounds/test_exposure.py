@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedglass.bounds.success import exposed_by
+from fedglass.bounds.success import Game, exposed_by
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Game
 
 FEW: dict[str, Any] = {
     "records": 7,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedglass.checks.candidates import Pool
 from fedglass.federation.truth import Examples
 
 from .games import pool_of, toy
 
 
 @pytest.fixture(scope="module")
-def public() -> Pool:
+def public() -> Examples:
     return pool_of(1600)
 
 

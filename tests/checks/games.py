@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.checks.candidates import Pool
 from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.singling_out import GameResult, counterfactual_update, play
 from fedglass.core.rng import stream
@@ -47,12 +46,12 @@ def rows_of(examples: Examples, rows: Tensor | slice) -> Examples:
     return Examples(examples.images[rows], examples.labels[rows])
 
 
-def pool_of(count: int, seed: int = 1) -> Pool:
+def pool_of(count: int, seed: int = 1) -> Examples:
     made = toy(count, seed)
-    return Pool(made.images, made.labels)
+    return Examples(made.images, made.labels)
 
 
-def with_control(message: ScoredMessage, records: Examples, pool: Pool, **options: int | float) -> GameResult:
+def with_control(message: ScoredMessage, records: Examples, pool: Examples, **options: int | float) -> GameResult:
     """The game beside messages of half of the records."""
 
     def counterfactual(rows: Tensor) -> dict[str, Tensor]:

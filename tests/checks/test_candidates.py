@@ -9,7 +9,6 @@ import torch
 
 from fedglass.checks.candidates import (
     PUBLIC,
-    Pool,
     draw_candidates,
     is_first,
     shows_one_of,
@@ -39,7 +38,7 @@ def test_none_among_none_is_a_duplicate(records: Examples) -> None:
     assert shows_one_of(none, records.images, SAME_AS_PRIVATE).tolist() == []
 
 
-def test_every_record_has_a_draw_of_its_own(records: Examples, public: Pool) -> None:
+def test_every_record_has_a_draw_of_its_own(records: Examples, public: Examples) -> None:
     draw = draw_candidates(records, public, candidates=220)
     drawn = [draw.of_label[int(records.labels[i])][own] for i, own in zip(draw.records, draw.places, strict=True)]
     for rows, i in zip(drawn, draw.records.tolist(), strict=True):
@@ -48,7 +47,7 @@ def test_every_record_has_a_draw_of_its_own(records: Examples, public: Pool) -> 
     assert set(drawn[0].tolist()) != set(drawn[4].tolist())
 
 
-def test_public_examples_have_the_labels_of_the_records(public: Pool) -> None:
+def test_public_examples_have_the_labels_of_the_records(public: Examples) -> None:
     every = toy(16, seed=2)
     records = rows_of(every, (every.labels == 0) | (torch.arange(16) == 1))  # four of label 0, one of label 1
     draw = draw_candidates(records, public, candidates=1000)
@@ -57,19 +56,19 @@ def test_public_examples_have_the_labels_of_the_records(public: Pool) -> None:
     assert torch.bincount(labels, minlength=4).tolist() == [400, 200, 0, 0]
 
 
-def test_records_of_a_rare_label_are_left_out(records: Examples, public: Pool) -> None:
+def test_records_of_a_rare_label_are_left_out(records: Examples, public: Examples) -> None:
     rare = (public.labels != 3) | (torch.arange(len(public.labels)) < 300)
-    pool = Pool(public.images[rare], public.labels[rare])
+    pool = Examples(public.images[rare], public.labels[rare])
     draw = draw_candidates(records, pool, candidates=1000)
     assert records.labels[draw.records].tolist() == [0, 1, 2] * 4
     assert sorted(draw.of_label) == [0, 1, 2]
     assert int((pool.labels[draw.public] == 3).sum()) == 75  # their part of the message is explained all the same
-    all_rare = draw_candidates(records, Pool(public.images[:300], public.labels[:300]), candidates=1000)
+    all_rare = draw_candidates(records, Examples(public.images[:300], public.labels[:300]), candidates=1000)
     assert (len(all_rare.records), {len(own) for own in all_rare.places}) == (16, {75})
 
 
-def test_candidates_that_do_not_fit_are_refused(records: Examples, public: Pool) -> None:
-    def refused(records: Examples, pool: Pool) -> str:
+def test_candidates_that_do_not_fit_are_refused(records: Examples, public: Examples) -> None:
+    def refused(records: Examples, pool: Examples) -> str:
         with pytest.raises(UsageError) as error:
             draw_candidates(records, pool, candidates=1000)
         return str(error.value)
@@ -91,10 +90,10 @@ def test_candidates_that_do_not_fit_are_refused(records: Examples, public: Pool)
 
 
 def test_copies_of_the_records_are_no_candidates(records: Examples) -> None:
-    copies = Pool(records.images[torch.arange(900) % 16], records.labels[torch.arange(900) % 16])
+    copies = Examples(records.images[torch.arange(900) % 16], records.labels[torch.arange(900) % 16])
     with pytest.raises(UsageError, match="different candidates of a record's label, got 0"):
         draw_candidates(records, copies, candidates=1000)
 
 
-def rows_of_pool(pool: Pool, rows: slice) -> Pool:
-    return Pool(pool.images[rows], pool.labels[rows])
+def rows_of_pool(pool: Examples, rows: slice) -> Examples:
+    return Examples(pool.images[rows], pool.labels[rows])

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedglass.checks.candidates import Pool
 from fedglass.checks.singling_out import GameResult
 from fedglass.core.optimisers import Adam
 from fedglass.core.rng import stream
@@ -73,7 +72,7 @@ def trained(shared_data: Path) -> nn.Module:
 
 def game(model: nn.Module, training: Training, trained_on: Examples, records: Examples, pool: Examples) -> GameResult:
     message = sent(model, training, trained_on, COLOUR)
-    return with_control(message, records, Pool(pool.images, pool.labels))
+    return with_control(message, records, Examples(pool.images, pool.labels))
 
 
 @pytest.mark.parametrize(("training", "least"), [(ONE_STEP, 0.85), (FEDAVG, 0.6)], ids=["one step", "five epochs"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedglass.checks.candidates import GameScores, clopper_pearson, rate_limits
+from fedglass.bounds.success import clopper_pearson
+from fedglass.checks.candidates import GameScores, rate_limits
 
 
 def _drawn(random: np.random.Generator, shift: float, records: int) -> GameScores:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from fedglass.bounds.success import gdp_success
-from fedglass.checks.candidates import Pool
 from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.singling_out import play, singling_out
 from fedglass.core.errors import UsageError
@@ -35,7 +34,7 @@ DECAYED = replace(FEDAVG, optimiser=SGD(momentum=0.5, weight_decay=0.2))
 
 
 @pytest.mark.parametrize("training", [ONE_STEP, FEDAVG, ADAM, DECAYED], ids=["one step", "epochs", "Adam", "decay"])
-def test_records_are_named_and_their_control_is_not(training: Training, records: Examples, public: Pool) -> None:
+def test_records_are_named_and_their_control_is_not(training: Training, records: Examples, public: Examples) -> None:
     model = small_cnn()
     found = with_control(sent(model, training, records), records, public)
     assert found.exposed_by == "rate"
@@ -46,10 +45,10 @@ def test_records_are_named_and_their_control_is_not(training: Training, records:
     assert found.candidates >= 200
     assert found.low <= found.top1 <= found.high
     assert max(map(abs, (*found.scores, *found.candidate_quantiles))) <= 1
-    assert json.loads(json.dumps(asdict(found)))["rank_p"] == [*found.rank_p]
+    assert json.loads(json.dumps(found.model_dump()))["rank_p"] == [*found.rank_p]
 
 
-def test_batch_statistics_are_those_of_a_batch(public: Pool) -> None:
+def test_batch_statistics_are_those_of_a_batch(public: Examples) -> None:
     """With the running statistics of a fresh network the gradients are others, and nobody is named."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -62,10 +61,10 @@ def test_batch_statistics_are_those_of_a_batch(public: Pool) -> None:
     as_trained = play(message, trained_on, public)
     otherwise = play(replace(message, training=ONE_STEP), trained_on, public)
     assert as_trained.top1 >= otherwise.top1 + 0.3
-    assert not as_trained.low_power
+    assert "low_power" not in as_trained.doubts
 
 
-def test_an_aggregate_names_records_of_all_its_clients(public: Pool) -> None:
+def test_an_aggregate_names_records_of_all_its_clients(public: Examples) -> None:
     model, clients = small_cnn(), [toy(8, seed=20 + i) for i in range(3)]
     messages = [sent(model, FEDAVG, each) for each in clients]
     mean = {name: torch.stack([m.update[name] for m in messages]).mean(0) for name in messages[0].update}
@@ -75,7 +74,7 @@ def test_an_aggregate_names_records_of_all_its_clients(public: Pool) -> None:
     assert found.control == "held_out"
 
 
-def test_what_was_pruned_or_frozen_is_left_out(records: Examples, public: Pool) -> None:
+def test_what_was_pruned_or_frozen_is_left_out(records: Examples, public: Examples) -> None:
     message, draws = sent(small_cnn(), ONE_STEP, records), stream(0, "pruned")
     pruned = {name: u * (torch.rand(u.shape, generator=draws) < 0.2) for name, u in message.update.items()}
     frozen = {name: u if name.startswith("5") else torch.zeros_like(u) for name, u in message.update.items()}
@@ -83,9 +82,9 @@ def test_what_was_pruned_or_frozen_is_left_out(records: Examples, public: Pool) 
         assert play(replace(message, update=update), records, public).top1 >= 0.5
 
 
-def test_records_of_a_rare_label_are_left_out(public: Pool) -> None:
+def test_records_of_a_rare_label_are_left_out(public: Examples) -> None:
     rare = (public.labels != 3) | (torch.arange(len(public.labels)) < 300)
-    records, pool = toy(16, seed=2), Pool(public.images[rare], public.labels[rare])
+    records, pool = toy(16, seed=2), Examples(public.images[rare], public.labels[rare])
     found = with_control(sent(small_cnn(), ONE_STEP, records), records, pool)
     assert (found.records, found.exposed_by) == (12, "rate")
     assert len(found.control_scores) == 12
@@ -93,23 +92,23 @@ def test_records_of_a_rare_label_are_left_out(public: Pool) -> None:
 
 def test_a_single_record_is_exposed_by_its_rank() -> None:
     model, rest, record = small_cnn(), toy(4800, seed=60), toy(1, seed=61)
-    pool = Pool(rest.images[rest.labels == 0], rest.labels[rest.labels == 0])
+    pool = Examples(rest.images[rest.labels == 0], rest.labels[rest.labels == 0])
     message = sent(model, ONE_STEP, record)
     found = with_control(message, record, pool)
-    assert (found.exposed_by, found.rank_p, found.candidates) == ("rank", (1 / 1001,), 1000)
+    assert (found.exposed_by, found.rank_p, found.candidates) == ("rank", [1 / 1001], 1000)
     assert found.low < 0.1
     assert len(found.control_rank_p) == 8
     assert not play(message, record, pool).exposed_by
     assert not with_control(message, record, pool, messages=100).exposed_by
     assert not with_control(sent(model, ONE_STEP, toy(1, seed=62)), record, pool).exposed_by
-    assert not with_control(message, record, Pool(pool.images[:600], pool.labels[:600])).exposed_by
+    assert not with_control(message, record, Examples(pool.images[:600], pool.labels[:600])).exposed_by
 
 
 # What decides nothing
 
 
 @pytest.mark.parametrize("training", [ONE_STEP, FEDAVG, ADAM], ids=["one step", "epochs", "Adam"])
-def test_records_that_were_not_trained_on_are_named_by_chance(training: Training, public: Pool) -> None:
+def test_records_that_were_not_trained_on_are_named_by_chance(training: Training, public: Examples) -> None:
     ranks: list[float] = []
     for seed in range(3, 7):
         strangers = toy(16, seed=10 + seed)
@@ -120,11 +119,11 @@ def test_records_that_were_not_trained_on_are_named_by_chance(training: Training
     assert 0.3 < sum(ranks) / len(ranks) < 0.7
 
 
-def test_without_a_control_or_from_another_source_nothing_is_exposed(records: Examples, public: Pool) -> None:
+def test_without_a_control_or_from_another_source_nothing_is_exposed(records: Examples, public: Examples) -> None:
     message = sent(small_cnn(), ONE_STEP, records)
     bare = play(message, records, public)
     assert (bare.exposed_by, bare.control, bare.doubts) == ("", "", ("no_control",))
-    other = with_control(message, records, replace(public, same_source=False))
+    other = with_control(message, records, public, same_source=False)
     assert (other.exposed_by, other.doubts) == ("", ("other_domain",))
     diverged = play(message, records, public, counterfactual=lambda rows: {"0.weight": torch.tensor([torch.nan])})
     assert (diverged.exposed_by, diverged.control, diverged.doubts) == ("", "", ("no_control",))
@@ -132,7 +131,7 @@ def test_without_a_control_or_from_another_source_nothing_is_exposed(records: Ex
     assert not strict.exposed_by
 
 
-def test_an_update_of_zeros_names_nobody(records: Examples, public: Pool) -> None:
+def test_an_update_of_zeros_names_nobody(records: Examples, public: Examples) -> None:
     message = sent(small_cnn(), ONE_STEP, records)
     zero = {name: torch.zeros_like(u) for name, u in message.update.items()}
     found = play(replace(message, update=zero), records, public)
@@ -140,14 +139,14 @@ def test_an_update_of_zeros_names_nobody(records: Examples, public: Pool) -> Non
 
 
 @pytest.mark.parametrize("shade", [0.4, 1.0], ids=["dark", "bright"])
-def test_candidates_unlike_the_client_expose_nobody(public: Pool, shade: float) -> None:
+def test_candidates_unlike_the_client_expose_nobody(public: Examples, shade: float) -> None:
     """The message was made without these records; only the candidates are darker or brighter than they are."""
     pool = replace(public, images=0.4 * public.images + 0.6 * (shade == 1.0))
     found = with_control(sent(small_cnn(), FEDAVG, toy(32, seed=41)), toy(32, seed=40), pool)
     assert not found.exposed_by
 
 
-def test_a_client_of_one_class_does_not_expose_records_that_it_does_not_have(public: Pool) -> None:
+def test_a_client_of_one_class_does_not_expose_records_that_it_does_not_have(public: Examples) -> None:
     for seed in range(4):
         every = toy(128, seed=80 + seed)
         alike = rows_of(every, every.labels == seed)
@@ -156,20 +155,20 @@ def test_a_client_of_one_class_does_not_expose_records_that_it_does_not_have(pub
         assert (found.exposed_by, found.records) == ("", 16)
 
 
-def test_few_candidates_give_a_doubt(public: Pool) -> None:
-    records, few = toy(8, seed=2), Pool(public.images[:88], public.labels[:88])
+def test_few_candidates_give_a_doubt(public: Examples) -> None:
+    records, few = toy(8, seed=2), Examples(public.images[:88], public.labels[:88])
     found = with_control(sent(small_cnn(), ONE_STEP, records), records, few)
     assert found.top1 > 0.5
     assert (found.candidates, found.exposed_by) == (22, "")
     assert {"few_candidates", "low_power"} <= {*found.doubts}
 
 
-def test_near_duplicates_neither_expose_nor_hide(records: Examples, public: Pool) -> None:
+def test_near_duplicates_neither_expose_nor_hide(records: Examples, public: Examples) -> None:
     message, noise = sent(small_cnn(), ONE_STEP, records), 0.01 * torch.randn(900, 1, 8, 8, generator=stream(0, "copy"))
 
     def exposed(shown: torch.Tensor, labels: torch.Tensor, others: int) -> tuple[int, str]:
         images = torch.cat([public.images[:others], (shown + noise).clamp(0, 1)])
-        found = with_control(message, records, Pool(images, torch.cat([public.labels[:others], labels])))
+        found = with_control(message, records, Examples(images, torch.cat([public.labels[:others], labels])))
         return found.candidates, found.exposed_by
 
     chosen = torch.arange(900) % 16
@@ -230,7 +229,7 @@ def test_under_noise_exact_products_name_more_than_sketches() -> None:
 # The library call
 
 
-def test_the_library_call_takes_weights_or_an_update(records: Examples, public: Pool) -> None:
+def test_the_library_call_takes_weights_or_an_update(records: Examples, public: Examples) -> None:
     model = small_cnn()
     message = sent(model, FEDAVG, records)
     after = {name: w + message.update[name] for name, w in message.before.items()}

@@ -26,7 +26,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedglass.audit.target import QuietProgress
+from fedglass.audit.target import AuditProgress
 from fedglass.cli.main import cli
 from fedglass.execution.executor import InProcess
 from fedglass.recordings import BundleWriter, read_bundle
@@ -211,7 +211,7 @@ def planned_runs() -> list[PlannedRun]:
 
 
 def campaign(folder: Path) -> None:
-    run_campaign(planned_runs(), folder / "out", folder / "results", InProcess(), 1, 1.0, QuietProgress())
+    run_campaign(planned_runs(), folder / "out", folder / "results", InProcess(), 1, 1.0, AuditProgress())
 
 
 def result_lines(folder: Path) -> Finished:

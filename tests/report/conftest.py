@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedglass.bounds.success import Game
 from fedglass.verdict.directory import RecordFile, claim
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
+from fedglass.verdict.records import Certificate, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
 
 PLAN = """[federation]

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from fedglass.bounds.success import Game
 from fedglass.report.audit_page import write_report
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
-from fedglass.verdict.records import Certificate, Game, KnownFact, Record
+from fedglass.verdict.records import Certificate, KnownFact, Record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedglass.bounds.success import Game
 from fedglass.report.audit_page import write_report
 from fedglass.report.evidence import certificates_of, games_of
 from fedglass.report.page import short_names
@@ -18,7 +19,7 @@ from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
-from fedglass.verdict.records import Certificate, Game, Record
+from fedglass.verdict.records import Certificate, Record
 from fedglass.verdict.summary import summarise
 from fedglass.verdict.texts import LIMITS
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedglass.bounds.success import Game
 from fedglass.core.errors import UsageError
 from fedglass.report.audit_page import FIRST, SHOWN, audit_page, write_report
 from fedglass.report.page import Album, PageTable, environment, render
@@ -20,7 +21,7 @@ from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import judge
 from fedglass.verdict.outcomes import read_audit
-from fedglass.verdict.records import Certificate, Game, KnownFact, Picture, Record
+from fedglass.verdict.records import Certificate, KnownFact, Picture, Record
 from fedglass.verdict.summary import summarise
 
 NASTY = "<script>alert(1)</script>"

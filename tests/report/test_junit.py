@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedglass.bounds.success import Game
 from fedglass.report.pipelines import junit, write_junit
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.outcomes import outcomes_of, read_audit
-from fedglass.verdict.records import Certificate, Game, Record
+from fedglass.verdict.records import Certificate, Record
 from fedglass.verdict.summary import summarise
 
 NASTY = "<b>&'\"]]> \x1b[31m\x00\ud800 é\n"

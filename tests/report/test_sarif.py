@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedglass.bounds.success import Game
 from fedglass.report.pipelines import sarif, write_sarif
 from fedglass.verdict.directory import RecordFile
 from fedglass.verdict.doubts import DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.outcomes import JudgedAudit, read_audit
-from fedglass.verdict.records import Game, Record
+from fedglass.verdict.records import Record
 from fedglass.verdict.summary import summarise
 
 LEVELS = {"none", "note", "warning", "error"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fedglass.audit.target import QuietProgress
+from fedglass.audit.target import AuditProgress
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.execution.executor import InProcess
@@ -53,7 +53,7 @@ def test_entries_of_one_table_can_be_chosen() -> None:
 
 def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place, results = tmp_path / "out", tmp_path / "results"
-    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, QuietProgress())
+    written = run_campaign(planned, place, results, InProcess(), 1, 1.0, AuditProgress())
     assert written.written == len(planned) == 2
     lines = read_results(results).lines
     assert [line.client for line in lines] == [0, 1]
@@ -61,16 +61,16 @@ def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list
     assert str(tmp_path) not in (results / "dlfa.jsonl").read_text()
     text = (results / "dlfa.jsonl").read_text()
     (results / "dlfa.jsonl").write_text(text.replace(lines[0].key, "0" * 32))  # keys change with the classes of parts
-    again = run_campaign(planned, tmp_path / "elsewhere", results, InProcess(), 1, 1.0, QuietProgress())
+    again = run_campaign(planned, tmp_path / "elsewhere", results, InProcess(), 1, 1.0, AuditProgress())
     assert again.written == 0
     assert len(read_results(results).lines) == 2
 
 
 def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, planned: list[PlannedRun]) -> None:
     place = tmp_path / "out"
-    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, QuietProgress())
+    run_campaign(planned, place, tmp_path / "first", InProcess(), 1, 1.0, AuditProgress())
     before = (place / "records.jsonl").read_bytes()
-    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, QuietProgress())
+    run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, AuditProgress())
     assert (place / "records.jsonl").read_bytes() == before
     assert read_results(tmp_path / "first").places() == read_results(tmp_path / "second").places()
 
@@ -111,7 +111,7 @@ def test_a_case_that_two_tables_have_is_run_once_and_is_a_line_of_both(tmp_path:
     )
     for name, parts in (("together", [first + second]), ("in turn", [first, second])):
         for runs in parts:
-            run_campaign(runs, tmp_path / name, tmp_path / f"results {name}", InProcess(), 1, 1.0, QuietProgress())
+            run_campaign(runs, tmp_path / name, tmp_path / f"results {name}", InProcess(), 1, 1.0, AuditProgress())
         lines = read_results(tmp_path / f"results {name}").lines
         assert [line.table for line in lines] == ["sme-table1", "sme-table5"]
         assert lines[0].metrics == lines[1].metrics
@@ -123,7 +123,7 @@ def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[Pl
     cheap, other = planned
     unit = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1.0).seconds
     slow = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1800.0 / unit)
-    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, QuietProgress())
+    written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, AuditProgress())
     assert written.written == 1
     assert read_results(tmp_path / "results").places() == {cheap.place}
 
@@ -131,7 +131,7 @@ def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[Pl
 def test_nothing_starts_after_the_time_is_over(tmp_path: Path, planned: list[PlannedRun]) -> None:
     times = iter([0.0, 3700.0])
     written = run_campaign(
-        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, QuietProgress(), lambda: next(times)
+        planned, tmp_path / "out", tmp_path / "results", InProcess(), 1, 1.0, AuditProgress(), lambda: next(times)
     )
     assert written.written == 0
 

@@ -10,7 +10,7 @@ import torch
 
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.attack.parts import no_progress
-from fedglass.audit.target import QuietProgress, Target
+from fedglass.audit.target import AuditProgress, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive
 from fedglass.core.types import Training
@@ -241,7 +241,7 @@ def test_a_figure_is_run_compared_and_drawn(tmp_path: Path) -> None:
     of, request = table("malicious-rounds"), Request(iterations=2)
     found = populations(["mnist"], [], None, 0)
     planned = cells(of, of.rows[:2], ["ours"], 2, found, request, 0)
-    records = run(planned[:1], tmp_path, executor_for(1), QuietProgress())
+    records = run(planned[:1], tmp_path, executor_for(1), AuditProgress())
     assert [record.status for record in records.values()] == ["done", "done"]
     (line,) = compare_cells(of, planned[:1], records)
     assert f"({NO_BETTER}" in line.measured["rmse"], "two iterations read nothing"
@@ -254,7 +254,7 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
     """A picture in another contrast is no better than a guess by RMSE, and shows the image."""
     of = table("malicious-rounds")
     planned = cells(of, of.rows[:1], ["ours"], 1, populations(["mnist"], [], None, 0), Request(iterations=1), 0)
-    (record,) = run(planned, tmp_path, executor_for(1), QuietProgress()).values()
+    (record,) = run(planned, tmp_path, executor_for(1), AuditProgress()).values()
 
     def told(**measures: float) -> str:
         changed = record.model_copy(update={"extra": {**record.extra, "measures": measures}})
@@ -269,11 +269,11 @@ def test_what_came_back_is_told_where_rmse_is_high(tmp_path: Path) -> None:
 def test_accuracies_are_drawn_along_the_rounds(tmp_path: Path) -> None:
     of, request = table("malicious-table1"), Request(rounds=11, images=10)
     planned = cells(of, of.rows[:1], ["passive", "flip"], 1, populations(["mnist"], [], None, 0), request, 0)
-    records = run(planned, tmp_path, executor_for(1), QuietProgress())
+    records = run(planned, tmp_path, executor_for(1), AuditProgress())
     (chart,) = charts_of(of, planned, records)
     assert (chart.note, chart.svg.count("<polyline")) == ("MNIST", 2)
     assert chart.svg.count("<circle") >= 4, "after 10 and after 11 rounds"
-    assert run(planned, tmp_path, executor_for(1), QuietProgress()).keys() == records.keys()
+    assert run(planned, tmp_path, executor_for(1), AuditProgress()).keys() == records.keys()
 
 
 def test_the_papers_own_data_are_split(shared_data: Path) -> None:

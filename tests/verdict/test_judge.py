@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedglass.bounds.success import gdp_success
+from fedglass.bounds.success import Game, gdp_success
 from fedglass.core.errors import UsageError
 from fedglass.verdict.collect_doubts import RARE, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import Verdict, judge
-from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
+from fedglass.verdict.records import BASE_RATE, Certificate, Record
 from fedglass.verdict.texts import ALLOWED, LIMITS, PROTECT, TABLE
 
 VIEW = "the server sees client 0's update"

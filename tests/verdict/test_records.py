@@ -21,11 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedglass.bounds.success import Game
 from fedglass.core.errors import AuditError, DataError, UsageError
 from fedglass.core.files import write_atomic
 from fedglass.verdict.directory import Evidence, Reconstructed, RecordFile, Strips, claim
 from fedglass.verdict.doubts import DoubtKind, doubt
-from fedglass.verdict.records import EXACT_PSNR, Certificate, Game, Picture, Record
+from fedglass.verdict.records import EXACT_PSNR, Certificate, Picture, Record
 
 
 def make(key: str = "a", **fields: Any) -> Record:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -45,7 +44,7 @@ CHECKS = 2
 """Audits of the best setting: with the named attacks, and on other seeds."""
 
 
-class AdviceProgress(AuditProgress, Protocol):
+class AdviceProgress(AuditProgress):
     """Callbacks for the progress of the audits, and of the settings that they belong to."""
 
     def setting_started(self, name: str, number: int, most: int) -> None:
@@ -179,7 +178,7 @@ def advise(
     check_plan(plan)
     chains = chains_of(plan)
     with alone(directory), persistent(executor) as pool:
-        auditor = Auditor(plan, folder, directory, pool, device, progress or QuietAdviceProgress())
+        auditor = Auditor(plan, folder, directory, pool, device, progress or AdviceProgress())
         searches = [auditor.search(chain) for chain in chains]  # this also checks the plan
         claim(directory, digest("advice", *(s.chain.title for s in searches), *(s.job.digest for s in searches)))
         tried, stopped = _explore(auditor, searches, minutes)
@@ -214,10 +213,6 @@ def advise(
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-class QuietAdviceProgress(AdviceProgress):
-    """Callbacks that do nothing."""
 
 
 def _explore(

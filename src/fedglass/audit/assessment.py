@@ -25,24 +25,23 @@ from fedglass.attack.best_of import AnyAttack, refinements_of
 from fedglass.attack.parts import GeneratesImages, Learned, Refine, parts_of
 from fedglass.audit.public_data import Public
 from fedglass.audit.scoring import (
-    ReconstructionScores,
     blends_of,
     decoys,
     energy_at,
     grey,
     in_pixel_range,
     match_private,
-    score_reconstruction,
+    score_private,
     shown_transformed,
 )
 from fedglass.audit.target import Target
-from fedglass.core.losses import grouping
+from fedglass.core.losses import class_numbers, grouping, is_class_labels, not_ignored
 from fedglass.core.metric_scale import scale_of
 from fedglass.core.rng import stream
 from fedglass.core.thresholds import DECOY_CONTRAST
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Examples, Truth
-from fedglass.metrics.catalogue import Matching, Scores, score
+from fedglass.metrics.catalogue import Matching, Scores, label_errors, score
 from fedglass.verdict.images import ImageScores
 
 SLOW_METRICS = ("lpips",)
@@ -250,13 +249,23 @@ def _nearest(images: Tensor, candidates: Tensor) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Assessment:
-    """Scores against truth, guesses and controls."""
+    """Scores against truth, guesses and controls, in the order of the true images."""
 
-    truth_scores: ReconstructionScores
     scores: ImageScores
+    matching: Matching
+    skipped: Mapping[str, str]
+    """Metrics that were not computed, with the reason."""
+    shown: Tensor  # (n, c, h, w): what was scored
+    shown_raw: Tensor | None  # (n, c, h, w)
+    """The images before they were refined, matched separately; None where they were not refined."""
     shown_transformed: tuple[bool, ...]
     """For each image, whether it is shown in another contrast, as a negative, mirrored or moved."""
-    energy_blind: float | None = None
+    labels: tuple[int, ...]
+    """Recovered labels, those of the matched images first."""
+    label_errors: int | None
+    """None where the targets are not classes."""
+    energy_truth: float | None
+    energy_blind: float | None
     """The energy of plain grey images under the labels that the attack found."""
 
 
@@ -270,18 +279,33 @@ def assess(
     played: bool = True,
 ) -> Assessment:
     """Score a reconstruction; where no attack was played, a guess replaces it, and there are no energies."""
-    observation, truth = target.observation, target.known_truth
-    measured = played and not reconstruction.method and len(reconstruction.images) > 0
-    truth_scores = score_reconstruction(attack if measured else None, observation, reconstruction, truth, metrics)
-    raw = {} if truth_scores.scores_raw is None else truth_scores.scores_raw.values
-    blind = best_guess(observation, truth, reconstruction.labels, metrics, target.public, attack)
-    controls = refinement_controls(attack, observation, reconstruction, truth, truth_scores.scores, seed)
-    blends = blends_of(truth_scores.shown, truth.private.images)
-    scores = ImageScores(truth_scores.scores.values, raw, *blind, *controls, blends)
-    versions = [images for images in (reconstruction.images, reconstruction.raw) if images is not None]
-    transformed = shown_transformed(torch.cat(versions), truth.private.images)
-    labels = reconstruction.labels
-    energy = (
-        energy_at(attack, observation, grey(observation, len(labels)), labels, reconstruction) if measured else None
+    observation, truth, labels = target.observation, target.known_truth, reconstruction.labels
+    private, measured = truth.private.images, played and not reconstruction.method and len(reconstruction.images) > 0
+    images = in_pixel_range(reconstruction.images, observation)
+    scores = score_private(images, truth, metrics)
+    matching, shown = scores.matching, scores.matching.apply(images)
+    raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
+    # Matched again: a refinement that destroyed its images does not tell which original each belonged to.
+    scores_raw = None if raw is None else score_private(raw, truth, metrics)
+    blind = best_guess(observation, truth, labels, metrics, target.public, attack)
+    controls = refinement_controls(attack, observation, reconstruction, truth, scores, seed)
+    partners = [p for p in matching.partner if p is not None]
+    order = [*partners, *(i for i in range(len(labels)) if i not in set(partners))]
+    true_labels = not_ignored(observation.knows.objective, truth.labels) if is_class_labels(truth.labels) else None
+    versions = [version for version in (reconstruction.images, reconstruction.raw) if version is not None]
+    return Assessment(
+        scores=ImageScores(
+            scores.values, {} if scores_raw is None else scores_raw.values, *blind, *controls, blends_of(shown, private)
+        ),
+        matching=matching,
+        skipped=scores.skipped,
+        shown=shown,
+        shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
+        shown_transformed=tuple(shown_transformed(torch.cat(versions), private)),
+        labels=tuple(class_numbers(labels[order])),
+        label_errors=None if true_labels is None else label_errors(labels, true_labels, observation.knows.classes),
+        energy_truth=energy_at(attack, observation, truth.images, truth.labels, reconstruction) if measured else None,
+        energy_blind=energy_at(attack, observation, grey(observation, len(labels)), labels, reconstruction)
+        if measured
+        else None,
     )
-    return Assessment(truth_scores, scores, tuple(transformed), energy)

@@ -25,7 +25,7 @@ from fedglass.audit.play import Work, play_unfinished
 from fedglass.audit.probes import PlayAttack, PlayGame, oracle_facts, without_unused_oracles
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Source
-from fedglass.audit.target import AuditProgress, Case, PendingTarget, QuietProgress, Section, Target
+from fedglass.audit.target import AuditProgress, Case, PendingTarget, Section, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact, refusal
 from fedglass.core.files import write_atomic
@@ -73,23 +73,18 @@ def rehearse(sources: Sequence[Source], attacks: Mapping[str, AnyAttack]) -> Non
     """Refuse the first attack or defence that could not be played, and say why."""
     for source in sources:
         # Views that differ in the client alone are all alike, unless the client trains in its own way.
-        different = {
-            _attack_facts(view_result.observation): view_result.observation for view_result in source.rehearse()
-        }
+        different: dict[tuple[object, ...], Observation] = {}
+        for observation in (view_result.observation for view_result in source.rehearse()):
+            knows = observation.knows
+            different[knows.sizes, knows.training, knows.steps, knows.lr, observation.facts] = observation
+        # Attacks that simulate clients never guess their sizes.
+        sizes_assumed = isinstance(source, Recorded) and source.sizes_assumed
         for observation in different.values():
             for name, attack in attacks.items():
                 with as_usage_error(f"attack {name!r}"):
-                    # Attacks that simulate clients never guess their sizes.
-                    sizes_assumed = isinstance(source, Recorded) and source.sizes_assumed
                     if sizes_assumed and Fact.CLIENT_SIZES in needs_of(attack):
                         raise refusal("Simulating an aggregate", [Fact.EQUAL_CLIENTS])
                     attack.check(replace(observation, knows=without_unused_oracles(observation.knows, attack)))
-
-
-def _attack_facts(observation: Observation) -> tuple[object, ...]:
-    """Return the facts that an attack's refusal may depend on."""
-    knows = observation.knows
-    return knows.sizes, knows.training, knows.steps, knows.lr, observation.facts
 
 
 CPU = torch.device("cpu")
@@ -232,7 +227,7 @@ def run(
     Records do not depend on the executor: every attack runs on one thread, and so does every client.
     """
     with alone(directory), persistent(executor) as ready:
-        return _run(job, directory, ready, device, QuietProgress() if progress is None else progress)
+        return _run(job, directory, ready, device, progress or AuditProgress())
 
 
 def _run(job: Job, directory: Path, executor: Executor, device: torch.device, progress: AuditProgress) -> AuditResult:
@@ -261,27 +256,18 @@ def _run(job: Job, directory: Path, executor: Executor, device: torch.device, pr
 
 
 class EarlyVerdict(AuditProgress):
-    """Passes everything on, and announces a verdict that no further case can change as soon as it is known."""
+    """Callbacks that announce a verdict that no further case can change as soon as it is known."""
 
-    def __init__(self, progress: AuditProgress, gate: Gate) -> None:
-        self._progress, self._gate = progress, gate
+    def __init__(self, inner: AuditProgress, gate: Gate) -> None:
+        self.inner, self._gate = inner, gate
         self._open = gate.max_share == 0  # a share may still fall
 
-    def planned(self, cases: int, done: int) -> None:
-        self._progress.planned(cases, done)
-
-    def started(self, case: Case[Any]) -> None:
-        self._progress.started(case)
-
-    def moved(self, case: Case[Any], done: int, total: int) -> None:
-        self._progress.moved(case, done, total)
-
     def finished(self, case: Case[Any], record: Record) -> None:
-        self._progress.finished(case, record)
+        super().finished(case, record)
         verdict = judge([record], self._gate) if self._open else None
         if verdict is not None and verdict.exit_code == 1:
             self._open = False
-            self._progress.decided(verdict)
+            self.decided(verdict)
 
 
 def _play_required(job: Job, directory: Path, executor: Executor, prepared: Prepared, progress: AuditProgress) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglass.audit.filter_doubts import scalars_without_noise
 from fedglass.bounds.mechanisms import (
     ORDERS,
     Array,
@@ -50,10 +49,12 @@ from fedglass.core.errors import UsageError
 from fedglass.core.optimisers import SGD
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
+from fedglass.core.text import some
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.accounting import DELTA, Mechanism
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.noise_model import NoBound, NoiseModel, noise_model
+from fedglass.defend.filters import FlowerLocalDP
+from fedglass.defend.noise_model import NoBound, NoiseModel, named_parts, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Protection, Release
@@ -337,7 +338,7 @@ def _samples(client: ClientClaim, rate: float) -> Mechanism:
 def declared_bound(claim: Claim, rounds: int) -> MessageBound | Doubt:
     """Return the bound by the claim alone, without the data: clipping and noise, or DP-SGD."""
     models = [noise_model(client.protection, client.training, client.stated_count) for client in claim.clients]
-    refused = _refusal(models) or scalars_without_noise(claim)
+    refused = _refusal(models) or _scalars_without_noise(claim)
     if refused is not None:
         return refused
     noisy = [model for model in models if isinstance(model, NoiseModel)]
@@ -359,11 +360,22 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
     return doubt(DoubtKind.NO_NOISE) if refused else None
 
 
+def _scalars_without_noise(claim: Claim) -> Doubt | None:
+    """Return that Flower's noise leaves out the 0-d parameters of this network; None where it has none."""
+    scalars = [name for name, tensor in claim.before.items() if tensor.dim() == 0]
+    parts = (part for client in claim.private for part in named_parts(client.protection.release))
+    noise = next((part for part in parts if isinstance(part, FlowerLocalDP)), None)
+    if noise is None or not scalars:
+        return None
+    why = f"It leaves 0-d parameters ({some(scalars)}) without clipping and noise."
+    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=why)
+
+
 def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
     """Return the bound of one round's message."""
     counts = [len(client.labels) for client in claim.private]
     models = noise_models(claim.private)
-    refused = _refusal(models) or scalars_without_noise(claim)
+    refused = _refusal(models) or _scalars_without_noise(claim)
     if refused is not None and not (refused.kind is DoubtKind.NO_NOISE and claim.combined_by_mean and total_std(claim)):
         if refused.kind is DoubtKind.NO_NOISE and tells_nothing(claim, pool):
             return MessageBound((0.0,) * sum(counts), identical=True)

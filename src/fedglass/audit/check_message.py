@@ -5,6 +5,7 @@ It runs once for each message, whatever attacks are run on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +22,6 @@ from fedglass.audit.certificate import (
     planned_certificate,
     shown_figures,
 )
-from fedglass.audit.filter_doubts import filter_doubts
 from fedglass.audit.probes import unusable_state
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.checks.claim import Claim
@@ -39,26 +39,18 @@ from fedglass.checks.noise import (
 )
 from fedglass.checks.replay import ORDERS, has_fixed_order, replay, too_long
 from fedglass.checks.residual import refutations, rounding_of, spread_of
+from fedglass.core.tensors import Params
 from fedglass.core.text import some
-from fedglass.core.thresholds import NOISE_LEVEL, REPLAY_SPREAD
-from fedglass.defend.noise_model import NoiseModel
+from fedglass.core.thresholds import CLIP_SLACK_RECORDED, NOISE_LEVEL, REPLAY_SPREAD
+from fedglass.defend.filters import FlowerFixedClipping, PercentilePrivacy
+from fedglass.defend.noise_model import NoiseModel, epsilon_claims, named_parts
 from fedglass.metrics.catalogue import DEFAULT_METRICS
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import Certificate
 
-NO_TRAINING = "Say how the clients trained: recording.training."
-OTHER_RULE = "A rule other than the mean combined the updates, and only a mean is run again."
-NOT_HONEST = "Some participants are not honest, and what they do is not run again."
-UNKNOWN_ORDER = "The order of the batches was not recorded, and changes the message by more than the noise allows."
-ROUNDED = "The message is rounded more coarsely than the noise."
-UNKNOWN = "What was declared of the message was not kept."
 SHOWN = 3
 """Tensors named in one sentence."""
-IN_STEPS = "It is added in several local steps."
-CHANGED_LATER = "Something is done to the noisy result, or the noise is added in several local steps."
 RECORD_ORDER = "Record the order of the batches."
-ONE_STEP = "Use one noisy step per round."
-FINER_TYPE = "Send the message in a finer type."
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class CheckMessage:
         replays: list[dict[str, Any]] = []
         if not target.simulated:
             doubts += message_doubts(target, replays)
-        doubts += filter_doubts(target)
+        doubts += _filter_doubts(target)
         certificate = None
         claims = [doubt_.claim for doubt_ in (target, *target.joint_targets)]
         if target.truth is None:
@@ -85,7 +77,7 @@ class CheckMessage:
         elif all(claim is not None for claim in claims):
             certificate = _certificate(target, [claim for claim in claims if claim is not None], doubts, seed)
         elif not any(doubt_.kind is DoubtKind.NOT_REPLAYED for doubt_ in doubts):
-            doubts.append(doubt(DoubtKind.NOT_REPLAYED, why=UNKNOWN))
+            doubts.append(doubt(DoubtKind.NOT_REPLAYED, why="What was declared of the message was not kept."))
         guessed = {} if target.pool is None else guessed_public(target.pool, DEFAULT_METRICS)
         return _finding(doubts, certificate, blind_public=guessed, extra={"replay": replays} if replays else {})
 
@@ -110,9 +102,14 @@ def _claim_doubts(target: Target, replays: list[dict[str, Any]]) -> Iterator[Dou
     reasons = [str(doubt_.details["found"]) for doubt_ in target.doubts if doubt_.kind is DoubtKind.NOT_AS_DECLARED]
     if claim is None or any(client.truth is None for client in claim.clients):
         if target.truth is not None:
-            yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([NO_TRAINING, *target.recorder_caveats]))
-    elif not claim.honest or not claim.combined_by_mean:
-        yield doubt(DoubtKind.NOT_REPLAYED, why=OTHER_RULE if claim.honest else NOT_HONEST)
+            missing = "Say how the clients trained: recording.training."
+            yield doubt(DoubtKind.NOT_REPLAYED, why=" ".join([missing, *target.recorder_caveats]))
+    elif not claim.honest:
+        why = "Some participants are not honest, and what they do is not run again."
+        yield doubt(DoubtKind.NOT_REPLAYED, why=why)
+    elif not claim.combined_by_mean:
+        why = "A rule other than the mean combined the updates, and only a mean is run again."
+        yield doubt(DoubtKind.NOT_REPLAYED, why=why)
     elif any(isinstance(model, NoiseModel) for model in noise_models(claim.clients)):
         yield from _noise_doubts(target, claim)
         explained = True  # what the noise leaves is tested as a whole
@@ -153,7 +150,8 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         yield doubt(DoubtKind.NOT_AS_DECLARED, found=DIVERGES)
         return
     if len(replays) > 1 and spread_of(replays, std) > REPLAY_SPREAD:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=UNKNOWN_ORDER, remedy=RECORD_ORDER)
+        why = "The order of the batches was not recorded, and changes the message by more than the noise allows."
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy=RECORD_ORDER)
         return
     residual = residual_of(
         claim,
@@ -165,7 +163,8 @@ def _noise_doubts(target: Target, claim: Claim) -> Iterator[Doubt]:
         others=target.same_noise_in,
     )
     if rounding_of(residual) > 1:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=ROUNDED, remedy=FINER_TYPE)
+        why = "The message is rounded more coarsely than the noise."
+        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy="Send the message in a finer type.")
         return
     refuted = refutations(residual)
     if refuted:
@@ -180,13 +179,62 @@ def _size_doubts(claim: Claim, models: Sequence[NoiseModel]) -> Iterator[Doubt]:
         return
     in_steps = has_fixed_order(claim) and any(client.steps > 1 for client in claim.clients)
     if in_steps and not all(model.additive for model in models):
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=IN_STEPS, remedy=ONE_STEP)
+        why, remedy = "It is added in several local steps.", "Use one noisy step per round."
     else:
-        yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=CHANGED_LATER, remedy=RECORD_ORDER)
+        why = "Something is done to the noisy result, or the noise is added in several local steps."
+        remedy = RECORD_ORDER
+    yield doubt(DoubtKind.NOISE_NOT_TESTABLE, why=why, remedy=remedy)
     lacking = tensors_with_less_noise(claim, replayed(without_noise(claim)))
     if lacking:
         found = f"less noise than declared in {some(lacking, SHOWN)}"
         yield doubt(DoubtKind.NOISE_REFUTED, tests=[found], p=NOISE_LEVEL)
+
+
+def _filter_doubts(target: Target) -> Iterator[Doubt]:
+    """Yield the doubts about the filters of a message, and of those that are attacked together with it."""
+    for message in (target, *target.joint_targets):
+        if message.claim is not None:
+            yield from _idle_filters(message.claim)
+    # A bundle has its declared epsilons compared when it is read, over all of its rounds.
+    if target.claim is not None and not any(known.kind is DoubtKind.EPSILON_NOT_AS_DECLARED for known in target.doubts):
+        entries = sum(tensor.numel() for tensor in target.claim.before.values())
+        releases = 1 + len(target.joint_targets) + target.further
+        for client in target.claim.private:
+            for claim in epsilon_claims(client.protection.release, releases, entries):
+                if claim.exceeded:
+                    yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
+
+
+def _idle_filters(claim: Claim) -> Iterator[Doubt]:
+    """Yield the filters that did nothing to the message of one client; a mean of several clients shows none.
+
+    Only the last filter can be seen in the message: what comes after it changes what it left.
+    """
+    if len(claim.clients) != 1:
+        return
+    last = named_parts(claim.clients[0].protection.release)[-1:]
+    for part in last:
+        # Buffers count in NVFlare's percentile and in Flower's norm, and are not in the update.
+        if type(part) is PercentilePrivacy and not claim.buffers:
+            yield from _without_cutoff(part, claim.update)
+        if type(part) is FlowerFixedClipping:
+            length = math.sqrt(sum(float(t.double().square().sum()) for t in claim.update.values()))
+            if length < part.clipping_norm * (1 - CLIP_SLACK_RECORDED) and not claim.buffers:
+                why = f"the update has the norm {length:.3g}, which it allows"
+                yield doubt(DoubtKind.IDLE_FILTER, filter=repr(part), why=why)
+
+
+def _without_cutoff(part: PercentilePrivacy, update: Params) -> Iterator[Doubt]:
+    """Compare the zeros with those that a cutoff above 0 leaves: with more of them it was 0."""
+    entries = torch.cat([tensor.flatten() for tensor in update.values()])
+    zeros = int((entries == 0).sum())
+    if part.percentile > 0 and zeros <= part.most_zeros(len(entries)):
+        return
+    clipped = int((entries.abs() >= part.gamma * part.steps * (1 - CLIP_SLACK_RECORDED)).sum())
+    why = f"{zeros:,} of {len(entries):,} entries were 0 before, so its cutoff is 0 and it removed nothing"
+    why = "a percentile of 0 removes nothing" if part.percentile == 0 else why
+    why = f"{why}; it cut {clipped:,} entries off" if clipped else why
+    yield doubt(DoubtKind.IDLE_FILTER, filter=repr(part), why=why)
 
 
 def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], seed: int) -> Certificate | None:

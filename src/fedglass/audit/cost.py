@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -165,6 +166,7 @@ def estimate(job: Job) -> Estimate:
 def _case_seconds(job: Job) -> Iterator[tuple[str, float]]:
     """Yield the key and the seconds of each search, without repeating the same measurement."""
     measured: dict[tuple[object, ...], float] = {}
+    timer = cache(gradient_seconds)
     observations = [[view.observation for view in source.rehearse()] for source in job.sources]
     for case in job.cases:
         if not isinstance(case.probe, PlayAttack) or isinstance(case.probe.attack, ExactAttack):
@@ -173,20 +175,8 @@ def _case_seconds(job: Job) -> Iterator[tuple[str, float]]:
         knows = observation.knows
         kind = (case.facts["attack"], case.subject[0], knows.examples, knows.clients, repr(knows.training))
         if kind not in measured:
-            measured[kind] = _attack_on(case.probe.attack, observation, _timer(observation, measured))
+            measured[kind] = _attack_on(case.probe.attack, observation, partial(timer, observation.model, knows.shape))
         yield case.key, measured[kind]
-
-
-def _timer(observation: Observation, measured: dict[tuple[object, ...], float]) -> GradientSeconds:
-    """Return a timer of gradients of the observed model, which measures each number of examples once."""
-    knows, model = observation.knows, observation.model
-
-    def seconds(examples: int) -> float:
-        if (id(model), examples) not in measured:
-            measured[id(model), examples] = gradient_seconds(model, knows.shape, examples)
-        return measured[id(model), examples]
-
-    return seconds
 
 
 def _attack_on(attack: AnyAttack, observation: Observation, timer: GradientSeconds) -> float:

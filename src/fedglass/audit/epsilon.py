@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,28 +41,8 @@ PROPOSED = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
 Progress = Callable[[int, int], None]
 
 
-class Finding(StrEnum):
-    """The result of the canaries for a declaration."""
-
-    CONSISTENT = "consistent"
-    REFUTED = "not as declared"
-    TOO_FEW = "too few canaries"
-    NOTHING_DECLARED = "nothing declared"
-
-    @property
-    def exit_code(self) -> int:
-        return {Finding.CONSISTENT: 0, Finding.REFUTED: 1}.get(self, 3)
-
-
-SENTENCES = {
-    Finding.CONSISTENT: "Consistent: the canaries show epsilon of at least {lower}, and {limit} is {source}.",
-    Finding.REFUTED: "The mechanism is not as declared: the canaries show epsilon of at least {lower}, and {limit} is "
-    "{source}.",
-    Finding.TOO_FEW: "Cannot tell: {canaries:,} canaries show epsilon of at most {ceiling}, and {limit} is {source}. "
-    "{advice}",
-    Finding.NOTHING_DECLARED: "Nothing to compare with: the canaries show epsilon of at least {lower}, and no finite "
-    "epsilon is declared. Give the declared one with --declared.",
-}
+Finding = Literal["consistent", "not as declared", "too few canaries", "nothing declared"]
+"""The result of the canaries for a declaration."""
 
 
 @dataclass(frozen=True)
@@ -124,23 +103,31 @@ class EpsilonAudit:
     def finding(self) -> Finding:
         limit = self.accounted.limit
         if limit is None:
-            return Finding.NOTHING_DECLARED
+            return "nothing declared"
         if self.lower > limit * (1 + SLACK):
-            return Finding.REFUTED
-        return Finding.CONSISTENT if self.ceiling > limit * (1 + SLACK) else Finding.TOO_FEW
+            return "not as declared"
+        return "consistent" if self.ceiling > limit * (1 + SLACK) else "too few canaries"
+
+    @property
+    def exit_code(self) -> int:
+        return {"consistent": 0, "not as declared": 1}.get(self.finding, 3)
 
     @property
     def sentence(self) -> str:
-        accounted, limit = self.accounted, self.accounted.limit
-        source = "declared" if accounted.declared == limit else "what the accountant gives for the declared noise"
-        return SENTENCES[self.finding].format(
-            lower=shown(self.lower),
-            ceiling=shown(self.ceiling),
-            limit="" if limit is None else shown(limit),
-            source=source,
-            canaries=self.canaries,
-            advice="" if limit is None else _advice(limit, self.delta, accounted.gaussian),
-        )
+        limit, lower = self.accounted.limit, shown(self.lower)
+        if limit is None:
+            return (
+                f"Nothing to compare with: the canaries show epsilon of at least {lower}, and no finite epsilon is "
+                "declared. Give the declared one with --declared."
+            )
+        declared = self.accounted.declared == limit
+        source = f"{shown(limit)} is {'declared' if declared else 'what the accountant gives for the declared noise'}."
+        if self.finding == "too few canaries":
+            advice = _advice(limit, self.delta, self.accounted.gaussian)
+            reach = f"{self.canaries:,} canaries show epsilon of at most {shown(self.ceiling)}"
+            return f"Cannot tell: {reach}, and {source} {advice}"
+        lead = "Consistent" if self.finding == "consistent" else "The mechanism is not as declared"
+        return f"{lead}: the canaries show epsilon of at least {lower}, and {source}"
 
     def as_json(self) -> dict[str, Any]:
         """Return it in types that JSON has; an infinite epsilon is none."""
@@ -148,7 +135,7 @@ class EpsilonAudit:
         finite = {name: e if e is not None and math.isfinite(e) else None for name, e in of_mechanism.items()}
         return {
             "name": self.name,
-            "finding": self.finding.value,
+            "finding": self.finding,
             "sentence": self.sentence,
             "canaries": self.canaries,
             "included": self.included,

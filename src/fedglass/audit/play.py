@@ -24,6 +24,8 @@ from fedglass.verdict.records import KnownFact, Record
 
 UNKNOWN = "unknown"
 """The client behind a message that was never made."""
+COPIED = ("utility", "defences", "behaviours", "participants", "accepted", "contributors", "swept")
+"""Fields that a record copies from its target."""
 NAMED = 3
 """Clients behind a message that a record names one by one."""
 
@@ -116,13 +118,7 @@ def _of_target(target: Target, probe: Probe) -> dict[str, Any]:
     return {
         "client": ", ".join(named) + (f" and {more} more" if more > 0 else ""),
         "knows": knows | ({"images drawn by": KnownFact(text=learned)} if learned else {}),
-        "utility": dict(target.utility),
-        "defences": None if target.defences is None else list(target.defences),
-        "behaviours": list(target.behaviours),
-        "participants": list(target.participants),
-        "accepted": list(target.accepted),
-        "contributors": list(target.contributors),
-        "swept": dict(target.swept),
+        **{name: getattr(target, name) for name in COPIED},
     }
 
 

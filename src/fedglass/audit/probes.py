@@ -18,7 +18,7 @@ from fedglass.attack.peer_knowledge import without_own_update
 from fedglass.audit.assessment import Assessment, assess
 from fedglass.audit.scoring import grey, in_pixel_range
 from fedglass.audit.target import ProbeResult, Target
-from fedglass.checks.candidates import Pool
+from fedglass.bounds.success import Game
 from fedglass.checks.claim import Claim, ClientClaim
 from fedglass.checks.message_scores import ScoredMessage
 from fedglass.checks.noise import total_std
@@ -36,7 +36,6 @@ from fedglass.metrics.catalogue import Matching
 from fedglass.verdict.directory import Reconstructed
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.gate import Gate
-from fedglass.verdict.records import Game
 
 
 def oracle_facts(attack: object) -> frozenset[str]:
@@ -106,9 +105,9 @@ class PlayAttack:
         if unsound is None and not len(reconstruction.images):
             return ProbeResult({**fields, "doubts": doubts})
         assessment = assess(self.attack, target, reconstruction, self.metrics, seed, played=unsound is None)
-        fields |= {**_truth_fields(assessment, target.truth.private, fields["extra"]), "doubts": doubts}
-        scored = assessment.truth_scores
-        evidence = _evidence(observation, reconstruction, scored.shown, scored.shown_raw, scored.scores.matching)
+        extra = {**fields["extra"], "matching": list(assessment.matching.partner)}
+        fields |= {**_truth_fields(assessment, target.truth.private), "doubts": doubts, "extra": extra}
+        evidence = _evidence(observation, reconstruction, assessment.shown, assessment.shown_raw, assessment.matching)
         private, names = target.truth.private, target.class_names
         labels = tuple(str(i) if names is None or i < 0 else names[i] for i in class_numbers(private.labels))
         return ProbeResult(fields, replace(evidence, originals=private.images.numpy(), labels=labels))
@@ -174,28 +173,18 @@ def _evidence(
     return replace(evidence, film=frames.numpy(), film_captions=captions)
 
 
-def _truth_fields(assessment: Assessment, private: Truth, extra: dict[str, Any]) -> dict[str, Any]:
-    scored, by_image = assessment.truth_scores, assessment.scores
-    scores, raw = scored.scores, scored.scores_raw
+def _truth_fields(assessment: Assessment, private: Truth) -> dict[str, Any]:
     return {
-        "metrics": {name: list(values) for name, values in scores.values.items()},
-        "metrics_raw": {} if raw is None else {name: list(values) for name, values in raw.values.items()},
-        "controls": {
-            control: {name: list(values) for name, values in of.items()} for control, of in by_image.controls.items()
-        },
-        "identity_preserved": list(by_image.identity_preserved),
-        "blends": [list(members) for members in by_image.blends] if any(by_image.blends) else [],
-        "transformed_match": list(assessment.shown_transformed),
-        "skipped_metrics": dict(scores.skipped),
-        "blind": {name: list(values) for name, values in by_image.blind.items()},
-        "blind_guess": {name: list(guesses) for name, guesses in by_image.blind_guess.items()},
+        **vars(assessment.scores),
+        "blends": assessment.scores.blends if any(assessment.scores.blends) else [],
+        "transformed_match": assessment.shown_transformed,
+        "skipped_metrics": assessment.skipped,
         "labels_true": class_numbers(private.labels),
-        "owners": list(private.owners),
-        "labels_recovered": list(scored.labels),
-        "label_errors": scored.label_errors,
-        "energy_truth": scored.energy_truth,
+        "owners": private.owners,
+        "labels_recovered": assessment.labels,
+        "label_errors": assessment.label_errors,
+        "energy_truth": assessment.energy_truth,
         "energy_blind": assessment.energy_blind,
-        "extra": {**extra, "matching": list(scores.matching.partner)},
     }
 
 
@@ -228,8 +217,7 @@ class PlayGame:
             result = play_game(target, seed, self.messages)
         except UsageError as error:
             return _finding(doubt(DoubtKind.GAME_NOT_PLAYED, why=str(error)))
-        figures = {name: value for name, value in vars(result).items() if name in Game.model_fields}
-        game = Game.model_validate({**figures, "messages": self.messages})
+        game = Game.model_validate(result.model_dump(include=set(Game.model_fields)))
         return _finding(*_doubts(result, target.claim), game=game)
 
 
@@ -252,7 +240,7 @@ def play_game(target: Target, seed: int, messages: int = 1, gate: Gate = GATE) -
     return play(
         message,
         Examples(private.images, private.labels),
-        Pool(pool.images, pool.labels),
+        pool,
         max_singling_out=gate.max_singling_out,
         messages=messages,
         counterfactual=None if not claim.honest or too_long(private_claim) else _replayed(private_claim, seed),

@@ -132,13 +132,9 @@ def describe_privacy(client: Client, training: Training, rounds: int) -> list[st
     if multiplier > 0:  # noise after a clip is a Gaussian mechanism for all examples of a client
         texts = "; ".join(map(str, budgets(Mechanism(multiplier, 1.0, rounds), DELTA)))
         sentences.append(f"Whether a client takes part, over {times} of clipped and noised updates: {texts}.")
-    return sentences + _adaptive(client)
-
-
-def _adaptive(client: Client) -> list[str]:
-    parts = named_parts(client.release)
-    adaptive = any(isinstance(part, FlowerFixedClipping) and part.adaptive for part in parts)
-    return ["The epsilon of adaptive clipping is not computed."] if adaptive else []
+    if any(isinstance(part, FlowerFixedClipping) and part.adaptive for part in named_parts(client.release)):
+        sentences.append("The epsilon of adaptive clipping is not computed.")
+    return sentences
 
 
 def _noise_over_norm(parts: Sequence[Release]) -> float:

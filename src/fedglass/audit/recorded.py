@@ -240,35 +240,25 @@ class Recorded:
         model, named = self.transcript.model, f" {self.name!r}" if self.name else ""
         size = sum(p.numel() for p in model.parameters())
         truth = "The true images are given for scoring." if self.truths else "No truth is given: nothing is scored."
-        lines = [
-            f"A {title_of(model)} of {size:,} parameters.",
-            truth,
-            *self._personalised(),
-        ]
-        lines += list(self._untrained())
+        lines = [f"A {title_of(model)} of {size:,} parameters.", truth, *self._special_models()]
         more = [] if self.public is None else [self.public.sentence]
         sections = [
             (f"Recording{named}", lines),
             *adversary_sections(self.infos(), self.rehearse(), more, named.strip()),
         ]
         if self.epsilons:
-            sections.append(("Epsilon", [*self._epsilon_texts(), EPSILON_MEANING]))
+            texts = (f"{client or 'The federation'}: {c}" for client, claims in self.epsilons.items() for c in claims)
+            sections.append(("Epsilon", [*texts, EPSILON_MEANING]))
         return [*sections, ("Contradictions", self.contradiction_texts())] if self.contradictions else sections
 
-    def _epsilon_texts(self) -> Iterator[str]:
-        for client, claims in self.epsilons.items():
-            yield from (f"{client or 'The federation'}: {claim}" for claim in claims)
-
-    def _personalised(self) -> Iterator[str]:
-        """Say which clients were sent a model of their own."""
-        for index, round_ in sorted(self.transcript.rounds.items()):
+    def _special_models(self) -> Iterator[str]:
+        """Say which clients were sent a model of their own, and which layers are constants of the network."""
+        rounds = sorted(self.transcript.rounds.items())
+        for index, round_ in rounds:
             for name in round_.clients_with_own_model(self.transcript.terms.clients):
                 number = self.naming.round(index)
                 yield f"{name} was sent a model of its own in round {number}, to which its message adds."
-
-    def _untrained(self) -> Iterator[str]:
-        """Say which layers are constants of the network to an attack."""
-        for index, round_ in sorted(self.transcript.rounds.items()):
+        for index, round_ in rounds:
             clients_by_layers = values_by_key((p.untrained, p.name) for p in round_.participants if p.untrained)
             for layers, clients in clients_by_layers.items():
                 yield (

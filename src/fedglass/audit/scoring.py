@@ -10,71 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fedglass.attack.best_of import AnyAttack
-from fedglass.core.losses import class_numbers, is_class_labels, not_ignored
 from fedglass.core.thresholds import DECOY_CONTRAST, FLAT_PICTURE, SAME_PICTURE
 from fedglass.core.types import Observation, Reconstruction
 from fedglass.federation.truth import Truth
-from fedglass.metrics.catalogue import Matching, Scores, label_errors, match, score
+from fedglass.metrics.catalogue import Matching, Scores, match, score
 
 
-@dataclass(frozen=True, eq=False)
-class ReconstructionScores:
-    """The scores of a reconstruction against the truth, in the order of the true images."""
-
-    scores: Scores
-    shown: Tensor  # (n, c, h, w): what was scored
-    labels: tuple[int, ...]
-    """Recovered labels, those of the matched images first."""
-    label_errors: int | None
-    """None where the targets are not classes."""
-    energy_truth: float | None
-    scores_raw: Scores | None = None
-    """The scores of the images before they were refined, matched separately; None where they were not refined."""
-    shown_raw: Tensor | None = None  # (n, c, h, w)
-
-
-def score_reconstruction(
-    attack: AnyAttack | None,
-    observation: Observation,
-    reconstruction: Reconstruction,
-    truth: Truth,
-    metrics: Sequence[str],
-) -> ReconstructionScores:
-    """Score a reconstruction; `attack` is None where none was played, so that there are no energies."""
-    shown = in_pixel_range(reconstruction.images, observation)
-    scores = _scored(shown, truth, metrics)
-    partners = [p for p in scores.matching.partner if p is not None]
-    order = [*partners, *(i for i in range(len(reconstruction.labels)) if i not in set(partners))]
-    raw = None if reconstruction.raw is None else in_pixel_range(reconstruction.raw, observation)
-    # Matched again: a refinement that destroyed its images does not tell which original each belonged to.
-    scores_raw = None if raw is None else _scored(raw, truth, metrics)
-    return ReconstructionScores(
-        scores=scores,
-        shown=scores.matching.apply(shown),
-        labels=tuple(class_numbers(reconstruction.labels[order])),
-        label_errors=label_errors(
-            reconstruction.labels,
-            not_ignored(observation.knows.objective, truth.labels),
-            observation.knows.classes,
-        )
-        if is_class_labels(truth.labels)
-        else None,
-        energy_truth=None
-        if attack is None
-        else energy_at(attack, observation, truth.images, truth.labels, reconstruction),
-        scores_raw=scores_raw,
-        shown_raw=None if raw is None or scores_raw is None else scores_raw.matching.apply(raw),
-    )
-
-
-def _scored(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
+def score_private(images: Tensor, truth: Truth, metrics: Sequence[str]) -> Scores:
     """Return the scores of the private images.
 
     The adversary's own take part in the matching, so that a picture of them does not count against the others.

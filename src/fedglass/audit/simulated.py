@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -27,7 +27,6 @@ from fedglass.core.losses import TargetKind, target_kind
 from fedglass.core.registry import summary_of
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
-from fedglass.core.types import Training
 from fedglass.federation.behaviours import Honest
 from fedglass.federation.client import TrainClients, train_sequentially
 from fedglass.federation.federation import Federation
@@ -100,7 +99,9 @@ class Simulated:
         rounds = {view.rounds()[-1] for view in self.views} if len(self._seen_rounds()) > 1 else set()
         unmeasured = self.test is None or self._predicts_numbers
         then = {} if unmeasured else {index: self._accuracy(transcript.rounds[index]) for index in rounds}
-        recorded = self.recorded(transcript)
+        recorded, doubts = self.recorded(transcript), list[Doubt]()
+        if self.test is not None and self.federation.classes > 1 and len(torch.unique(self.test.labels)) == 1:
+            doubts.append(doubt(DoubtKind.TEST_OF_ONE_CLASS, examples=len(self.test.labels)))
 
         def target(view: View) -> Target | PendingTarget:
             try:
@@ -108,7 +109,7 @@ class Simulated:
             except UsageError as error:  # what the rule let through is known only now
                 return partial(missing_target, str(error))
             figures = {**utility, **({AFTER_ROUND: then[view.rounds()[-1]]} if then else {})}
-            return replace(single, utility=figures, swept=self.swept, doubts=(*single.doubts, *self._utility_doubts()))
+            return replace(single, utility=figures, swept=self.swept, doubts=(*single.doubts, *doubts))
 
         return [target(view) for view in self.views]
 
@@ -127,9 +128,9 @@ class Simulated:
             simulated=True,
         )
 
-    def transcript(self, progress: RoundProgress = lambda done, total: None) -> Transcript:
+    def transcript(self) -> Transcript:
         """Return the messages of the rounds that the views see."""
-        return self._played(progress, train_sequentially)[0]
+        return self._played(lambda done, total: None, train_sequentially)[0]
 
     def truths(self) -> Truths:
         """Return the private data behind it."""
@@ -190,10 +191,6 @@ class Simulated:
             utility["test accuracy, undefended"] = _UNDEFENDED[key]
         return utility
 
-    def _utility_doubts(self) -> Iterator[Doubt]:
-        if self.test is not None and self.federation.classes > 1 and len(torch.unique(self.test.labels)) == 1:
-            yield doubt(DoubtKind.TEST_OF_ONE_CLASS, examples=len(self.test.labels))
-
     def _accuracy(self, round_: Round) -> float:
         """Return the accuracy of the model after a round on the test examples."""
         assert self.test is not None, "asked before"
@@ -212,7 +209,12 @@ class Simulated:
             f"{count(len(f.clients), 'client')} with {examples} each, {shape}, {f.classes} classes.",
             f"A {title_of(f.model)} of {size:,} parameters, {count(self.rounds, 'round')}{share}.",
             f"The server's rule is {summary_of('rules', f.aggregator)}.",
-            *(f"{who} training: {describe_training(how)}." for who, how in _trainings(f).items()),
+            f"Each client's training: {describe_training(f.training)}.",
+            *(
+                f"{c.name[0].upper()}{c.name[1:]}'s own training: {describe_training(c.training)}."
+                for c in f.clients
+                if c.training is not None
+            ),
             *(merge_by_client(describe_protection(f, self.rounds, partial(summary_of, "defences"))) or ["No defence."]),
             *f.terms.behaviours,
         ]
@@ -225,13 +227,6 @@ class Simulated:
 
 Source = Simulated | Recorded
 """Something that yields targets."""
-
-
-def _trainings(federation: Federation) -> dict[str, Training]:
-    own_trainings = {
-        f"{c.name[0].upper()}{c.name[1:]}'s own": c.training for c in federation.clients if c.training is not None
-    }
-    return {"Each client's": federation.training, **own_trainings}
 
 
 def silent_round(federation: Federation, index: int) -> Round:

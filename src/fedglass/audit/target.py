@@ -305,31 +305,38 @@ class Case(Generic[Subject]):
     """Fields of the record that are known before the case is played."""
 
 
-class AuditProgress(Protocol):
-    """Callbacks for the progress of an audit; all calls come from the thread that started the run."""
+class AuditProgress:
+    """Callbacks for the progress of an audit. They do nothing, or pass everything on to others.
+
+    All calls come from the thread that started the run.
+    """
+
+    inner: AuditProgress | None = None
 
     def planned(self, cases: int, done: int) -> None:
         """Report the number of cases, and of those that an earlier run has finished."""
-        return
+        if self.inner is not None:
+            self.inner.planned(cases, done)
 
     def trained(self, name: str, done: int, total: int) -> None:
         """Report the rounds of a federation that have been simulated."""
-        return
+        if self.inner is not None:
+            self.inner.trained(name, done, total)
 
     def started(self, case: Case[Any]) -> None:
-        return
+        if self.inner is not None:
+            self.inner.started(case)
 
     def moved(self, case: Case[Any], done: int, total: int) -> None:
         """Report the iterations of a running attack."""
-        return
+        if self.inner is not None:
+            self.inner.moved(case, done, total)
 
     def finished(self, case: Case[Any], record: Record) -> None:
-        return
+        if self.inner is not None:
+            self.inner.finished(case, record)
 
     def decided(self, verdict: Verdict) -> None:
         """Report a verdict that no further case can change, such as a leak."""
-        return
-
-
-class QuietProgress(AuditProgress):
-    """Callbacks that do nothing."""
+        if self.inner is not None:
+            self.inner.decided(verdict)

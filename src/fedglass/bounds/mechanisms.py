@@ -239,18 +239,12 @@ def expected_psnr(pixels: int, norm: float, noise_multiplier: float, peak: float
     >>> round(expected_psnr(pixels=3072, norm=768**0.5, noise_multiplier=0.001), 2)
     31.15
     """
-    variance = _pixel_variance(pixels, norm, noise_multiplier, peak)
+    check_count("pixels", pixels)
+    for name, value in (("norm", norm), ("noise_multiplier", noise_multiplier), ("peak", peak)):
+        check_finite(name, value)
+    if peak == 0:
+        raise UsageError("peak must be above 0, got 0: it is the largest value that a pixel can have.")
+    variance = (noise_multiplier * norm / peak) ** 2  # of one pixel's error, in units of the square of the peak
     if variance == 0:
         return math.inf
     return -10 / math.log(10) * (math.log(2 * variance / pixels) + float(scipy.special.digamma(pixels / 2)))
-
-
-def _pixel_variance(pixels: int, norm: float, noise_multiplier: float, peak: float) -> float:
-    """Return the variance of one pixel's error, in units of the square of the peak."""
-    check_count("pixels", pixels)
-    check_finite("norm", norm)
-    check_finite("noise_multiplier", noise_multiplier)
-    check_finite("peak", peak)
-    if peak == 0:
-        raise UsageError("peak must be above 0, got 0: it is the largest value that a pixel can have.")
-    return (noise_multiplier * norm / peak) ** 2

@@ -15,12 +15,13 @@ those of orthogonal directions under additive Gaussian noise are; otherwise it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedglass.core.errors import UsageError
 from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_RECORDS, GAME_LEVEL, RARE_RANK
@@ -214,16 +215,16 @@ def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, level: 
     return low
 
 
-def epsilon_ceiling(canaries: int, delta: float, level: float = ERROR_LEVEL) -> float:
+def epsilon_ceiling(canaries: int, delta: float) -> float:
     """Return the largest epsilon that so many canaries can refute, if every guess is right.
 
     >>> round(epsilon_ceiling(1000, delta=1e-5), 2)
     5.78
     """
-    return epsilon_lower(canaries, canaries, canaries, delta, level)
+    return epsilon_lower(canaries, canaries, canaries, delta)
 
 
-def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float, level: float = ERROR_LEVEL) -> float:
+def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float) -> float:
     """Return the largest epsilon that guesses by score refute: the highest scores were included, the lowest were not.
 
     Scores and coins are in the order of the canaries, so that the order of equal scores tells nothing of the coins.
@@ -233,18 +234,18 @@ def guessed_epsilon(scores: ArrayLike, coins: ArrayLike, delta: float, level: fl
     for guesses in _guesses(len(ordered)):
         low, high = ordered[: guesses // 2], ordered[len(ordered) - guesses // 2 :]
         right = int((~coin[low]).sum() + coin[high].sum())
-        lower = max(lower, epsilon_lower(len(ordered), guesses, right, delta, level / len(GUESSED)))
+        lower = max(lower, epsilon_lower(len(ordered), guesses, right, delta, ERROR_LEVEL / len(GUESSED)))
     return lower
 
 
-def guessed_epsilon_ceiling(canaries: int, delta: float, level: float = ERROR_LEVEL) -> float:
+def guessed_epsilon_ceiling(canaries: int, delta: float) -> float:
     """Return the largest epsilon that `guessed_epsilon` can show with so many canaries.
 
     >>> round(guessed_epsilon_ceiling(1000, delta=1e-5), 2)
     5.45
     """
     check_count("canaries", canaries)
-    part = level / len(GUESSED)
+    part = ERROR_LEVEL / len(GUESSED)
     return max(epsilon_lower(canaries, guesses, guesses, delta, part) for guesses in _guesses(canaries))
 
 
@@ -253,7 +254,7 @@ def _guesses(canaries: int) -> list[int]:
     return sorted({int(share * canaries) // 2 * 2 for share in GUESSED})
 
 
-def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = ERROR_LEVEL) -> float:
+def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike) -> float:
     """Return a lower limit of mu from the scores of included and of excluded canaries.
 
     Every threshold bounds mu by Phi^-1(1 - FPR) - Phi^-1(FNR), with the upper limits of Clopper and Pearson and
@@ -264,10 +265,10 @@ def gaussian_mu_lower(included: ArrayLike, excluded: ArrayLike, level: float = E
     counts = _exceedances(len(outside))
     missed = (int((inside <= outside[count]).sum()) for count in counts)
     pairs = zip(counts, missed, strict=True)
-    return _largest_mu(pairs, len(inside), len(outside), level / (2 * len(counts)))
+    return _largest_mu(pairs, len(inside), len(outside), ERROR_LEVEL / len(counts))
 
 
-def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL) -> float:
+def gaussian_mu_ceiling(included: int, excluded: int) -> float:
     """Return the largest mu that `gaussian_mu_lower` can show with so many canaries, if no guess is wrong.
 
     >>> round(gaussian_mu_ceiling(100, 100), 2)
@@ -275,23 +276,27 @@ def gaussian_mu_ceiling(included: int, excluded: int, level: float = ERROR_LEVEL
     """
     check_count("included", included)
     check_count("excluded", excluded)
-    counts = _exceedances(excluded)
-    return _largest_mu([(0, 0)], included, excluded, level / (2 * len(counts)))
+    return _largest_mu([(0, 0)], included, excluded, ERROR_LEVEL / len(_exceedances(excluded)))
 
 
 def _largest_mu(counts: Iterable[tuple[int, int]], inside: int, outside: int, level: float) -> float:
-    """Return the best of the limits of all (false positives, false negatives)."""
+    """Return the best of the limits of all (false positives, false negatives), each of both with half of the level."""
     shown = (
-        -float(scipy.special.ndtri(_upper_limit(above, outside, level)))
-        - float(scipy.special.ndtri(_upper_limit(missed, inside, level)))
+        -float(scipy.special.ndtri(clopper_pearson(above, outside, level)[1]))
+        - float(scipy.special.ndtri(clopper_pearson(missed, inside, level)[1]))
         for above, missed in counts
     )
     return max(0.0, max(shown))
 
 
-def _upper_limit(hits: int, trials: int, level: float) -> float:
-    """Return the one-sided upper limit of a rate [Clopper and Pearson, 1934]."""
-    return 1.0 if hits >= trials else float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - level))
+def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]:
+    """Return the two-sided limits of a rate of independent trials [Clopper and Pearson, 1934].
+
+    >>> [round(limit, 4) for limit in clopper_pearson(0, 32, 0.05)], round(clopper_pearson(8, 8, 0.05)[0], 4)
+    ([0.0, 0.1089], 0.6306)
+    """
+    low = float(scipy.special.betaincinv(hits, trials - hits + 1, level / 2)) if hits else 0.0
+    return low, float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
 def _exceedances(excluded: int) -> list[int]:
@@ -305,28 +310,45 @@ def _scores(name: str, numbers: ArrayLike) -> NDArray[np.float64]:
     return scores
 
 
-class PlayedGame(Protocol):
-    """The figures of a candidate game that the rule needs."""
+class Game(BaseModel):
+    """The candidate game: how often the message names the trained record among other examples."""
 
-    @property
-    def records(self) -> int: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def control(self) -> str: ...
-    @property
-    def control_high(self) -> float | None: ...
-    @property
-    def rank_p(self) -> Sequence[float]: ...
-    @property
-    def control_rank_p(self) -> Sequence[float]: ...
-    @property
-    def same_source(self) -> bool: ...
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: int
+    """Played records: those whose label has too few candidates are left out."""
+    candidates: int
+    """Candidates per record, at least."""
+    messages: int = 1
+    """Messages of the audit; limits and ranks are corrected for this number of tests."""
+    top1: float
+    low: float
+    high: float
+    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
+    control: str = ""
+    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control, also where a
+    training was not finite or too long to replay."""
+    control_top1: float | None = None
+    control_low: float | None = None
+    control_high: float | None = None
+    rank_p: list[float] = Field(default_factory=list)
+    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
+    control_rank_p: list[float] = Field(default_factory=list)
+    same_source: bool = True
+    """False: the candidates are another kind of images, or records that were not trained on stand out as well, so the
+    game decides nothing."""
+    statistic: str = ""
+    """`projected_cosine`, or `likelihood` under declared noise."""
+    directions: int = 0
+    """Number of principal directions of public gradients that were projected out."""
+    public: int = 0
+    """Number of public gradients that give these directions."""
+    scores: list[float] = Field(default_factory=list)
+    control_scores: list[float] = Field(default_factory=list)
+    candidate_quantiles: list[float] = Field(default_factory=list)
 
 
-def exposed_by(game: PlayedGame, allowed: float, messages: int) -> Literal["", "rate", "rank"]:
+def exposed_by(game: Game, allowed: float, messages: int) -> Literal["", "rate", "rank"]:
     """Return what shows that records are named beyond what is allowed and beyond the control; empty where nothing does.
 
     The lower limit of the rate decides from 8 records on. Of fewer records, ranks decide that chance does not explain,

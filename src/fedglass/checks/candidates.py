@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedglass.bounds.success import clopper_pearson
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import derive, stream
 from fedglass.core.thresholds import (
@@ -45,16 +46,6 @@ BLOCK = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """Public examples or candidates that were not trained on."""
-
-    images: Tensor  # (m, c, h, w), pixels in [0, 1]
-    labels: Tensor  # (m,)
-    same_source: bool = True
-    """False: images of another kind, so that the game gives a chart and never a verdict."""
-
-
-@dataclass(frozen=True, eq=False)
 class Draw:
     """Rows of the pool: those that give the common directions, and those that each record is compared with."""
 
@@ -69,10 +60,11 @@ class Draw:
 
 
 def draw_candidates(
-    records: Examples, pool: Pool, *, candidates: int, private: Sequence[Tensor] = (), seed: int = 0
+    records: Examples, pool: Examples, *, candidates: int, private: Sequence[Tensor] = (), seed: int = 0
 ) -> Draw:
     """Draw public examples, and for each record candidates of its label that show none of the private images.
 
+    The pool holds examples that were not trained on.
     Records whose label has too few are left out, as long as others have enough.
     """
     _check(records, pool)
@@ -95,7 +87,7 @@ def draw_candidates(
     return Draw(_public(records, free, seed), played, of_label, places)
 
 
-def _check(records: Examples, pool: Pool) -> None:
+def _check(records: Examples, pool: Examples) -> None:
     """Refuse candidates that cannot be compared with the records."""
     if not len(records.labels):
         raise UsageError("The candidate game needs at least one record: give the examples that were trained on.")
@@ -121,7 +113,7 @@ def _public(records: Examples, free: dict[int, Tensor], seed: int) -> Tensor:
     )[:PUBLIC]
 
 
-def _usable(records: Examples, pool: Pool, private: Sequence[Tensor]) -> Tensor:
+def _usable(records: Examples, pool: Examples, private: Sequence[Tensor]) -> Tensor:
     """Return rows of the records' labels that show no private image; of those that show the same only the first."""
     secret = torch.cat([records.images, *private])
     needed = torch.isin(pool.labels, records.labels).nonzero().flatten()
@@ -202,11 +194,6 @@ class GameScores:
         """The share of records that scored higher than all candidates."""
         return float(np.mean(self.better == 0))
 
-    @property
-    def rank_p(self) -> tuple[float, ...]:
-        """The rank of each record: (1 + better) / (1 + candidates)."""
-        return tuple(((1 + self.better) / (1 + self.candidates)).tolist())
-
 
 def rate_limits(game: GameScores, messages: int, seed: int) -> tuple[float, float]:
     """Return a lower and an upper limit of the rate, each at confidence 1 - 0.05 / messages.
@@ -220,18 +207,6 @@ def rate_limits(game: GameScores, messages: int, seed: int) -> tuple[float, floa
     parts = [_drawn_rates(game, min(AT_ONCE, draws - first), random) for first in range(0, draws, AT_ONCE)]
     lower, upper = np.quantile(np.concatenate(parts), [level, 1 - level])
     return min(low, float(lower)), max(high, float(upper))
-
-
-def clopper_pearson(hits: int, trials: int, level: float) -> tuple[float, float]:
-    """Return the two-sided limits of a rate of independent trials.
-
-    >>> [round(limit, 4) for limit in clopper_pearson(0, 32, 0.05)], round(clopper_pearson(8, 8, 0.05)[0], 4)
-    ([0.0, 0.1089], 0.6306)
-    """
-    from scipy.special import betaincinv
-
-    low = float(betaincinv(hits, trials - hits + 1, level / 2)) if hits else 0.0
-    return low, float(betaincinv(hits + 1, trials - hits, 1 - level / 2)) if hits < trials else 1.0
 
 
 def _drawn_rates(game: GameScores, draws: int, random: np.random.Generator) -> Numbers:

@@ -63,13 +63,12 @@ class Reader:
         before: Params,
         smoothing: float = 0.0,
         moved: Params | None = None,
-        seed: int = 0,
         objective: Loss | None = None,
     ) -> None:
         """`moved` is 1 at the entries that count, and 0 elsewhere."""
         self.network, self.smoothing, self.objective = network, smoothing, objective
         self.weights = [before[name].detach().float() for name in network.names]
-        signs = stream(seed, "sketch")
+        signs = stream(0, "sketch")
         self._signs = [
             (torch.randint(0, 2, w.shape, generator=signs).float() * 2 - 1).to(w)
             * (1.0 if moved is None else moved[name].to(w))
@@ -194,14 +193,12 @@ def _summed(gradient: _Found, shares: Tensor) -> Tensor:
 
 def _layers(module: nn.Module) -> dict[str, _Layer]:
     """Return the layers that have a gradient in closed form."""
-
-    def padded_otherwise(layer: nn.Module) -> bool:
-        return isinstance(layer, nn.Conv2d) and (isinstance(layer.padding, str) or layer.padding_mode != "zeros")
-
     return {
         name: layer
         for name, layer in module.named_modules()
-        if isinstance(layer, _Layer) and not padded_otherwise(layer) and layer._parameters.get("weight") is not None
+        if isinstance(layer, _Layer)
+        and layer._parameters.get("weight") is not None
+        and not (isinstance(layer, nn.Conv2d) and (isinstance(layer.padding, str) or layer.padding_mode != "zeros"))
     }
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedglass.checks.candidates import MOST_OF_LABEL, Pool
+from fedglass.checks.candidates import MOST_OF_LABEL
 from fedglass.checks.example_sketches import AT_ONCE, Reader
 from fedglass.core.errors import UsageError
 from fedglass.core.losses import Loss, is_class_labels
@@ -57,7 +57,7 @@ class ScoredMessage:
 class Scorer:
     """Scores examples against some messages that were sent from the same weights: cosines, after the filter."""
 
-    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Pool, public: Tensor) -> None:
+    def __init__(self, message: ScoredMessage, updates: Sequence[Params], pool: Examples, public: Tensor) -> None:
         """The first of the updates is the one that was sent; `public` are rows of the pool."""
         self._message, self._pool, self._public = message, pool, public
         self._reader, self.reads_as_trained = _reader(message, self._inputs(public[:AT_ONCE]))
@@ -72,11 +72,6 @@ class Scorer:
         self._common = (self._vectors.T @ self._gradients.double()).float()  # (k, places)
         self._filters = [self._filter(*sources) for sources in zip(sent, sketches, products.T, strict=True)]
         self._along = [remainder for remainder, _, _ in self._filters] if self._along else []
-
-    @property
-    def statistic(self) -> str:
-        """The name of the score."""
-        return "likelihood" if self._message.noise_std > 0 else "projected_cosine"
 
     @property
     def directions(self) -> int:
@@ -218,13 +213,13 @@ class IndexedTargets:
 
 
 def with_numbered_targets(
-    message: ScoredMessage, records: Examples, pool: Pool, held_out: Examples | None, candidates: int
-) -> tuple[ScoredMessage, Examples, Pool, Examples | None]:
+    message: ScoredMessage, records: Examples, pool: Examples, held_out: Examples | None, candidates: int
+) -> tuple[ScoredMessage, Examples, Examples, Examples | None]:
     """Return the game with numbers of distinct targets as classes; itself where the targets are classes."""
     loss = message.training.loss
     if loss is None or is_class_labels(records.labels):
         return message, records, pool, held_out
-    table, numbers = _numbered(records.labels)
+    table, numbers = torch.unique(records.labels, dim=0, return_inverse=True)  # (m, ...), (n,)
     size = max(1, pool.images[0].numel())
     count = min(len(pool.images), round(MOST_OF_LABEL * candidates), MOST_NUMBERS // (size * len(table)))
     if count < 1:
@@ -233,22 +228,8 @@ def with_numbered_targets(
     rows = torch.arange(len(table) * count) % len(pool.images)
     labels = torch.arange(len(table)).repeat_interleave(count)
     numbered = replace(message, training=replace(message.training, loss=IndexedTargets(loss, table)))
-    others = None if held_out is None else Examples(held_out.images, _numbers_in(table, held_out.labels))
-    return numbered, Examples(records.images, numbers), Pool(pool.images[rows], labels, pool.same_source), others
-
-
-def _numbered(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct targets, and the number of each example's.  # (m, ...), (n,)
-
-    >>> table, numbers = _numbered(torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]))
-    >>> table.tolist(), numbers.tolist()
-    ([[0.0, 0.0], [1.0, 0.0]], [1, 0, 1])
-    """
-    rows, numbers = torch.unique(targets.flatten(1), dim=0, return_inverse=True)
-    return rows.view(-1, *targets.shape[1:]), numbers
-
-
-def _numbers_in(table: Tensor, targets: Tensor) -> Tensor:
-    """Return the number of each target in a table, -1 for those that are not in it.  # (n,)"""
-    same = (targets.flatten(1)[:, None] == table.flatten(1)[None]).all(2)  # (n, m)
-    return torch.where(same.any(1), same.long().argmax(1), -1)
+    others = None
+    if held_out is not None:
+        same = (held_out.labels.flatten(1)[:, None] == table.flatten(1)[None]).all(2)  # (h, m)
+        others = Examples(held_out.images, torch.where(same.any(1), same.long().argmax(1), -1))
+    return numbered, Examples(records.images, numbers), Examples(pool.images[rows], labels), others

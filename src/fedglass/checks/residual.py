@@ -101,14 +101,14 @@ class Refutation:
     details: Mapping[str, float | int | str]
 
 
-def refutations(residual: NoiseResidual, level: float = NOISE_LEVEL) -> tuple[Refutation, ...]:
+def refutations(residual: NoiseResidual) -> tuple[Refutation, ...]:
     """Return what refutes the declared noise; empty where the residual is consistent with it."""
     broken = [name for name, tensor in residual.residual.items() if not torch.isfinite(tensor).all()]
     if broken:
         return tuple(Refutation("finite", name, 0.0, {}) for name in broken)
     ran = list(_outcomes(_with_dtype(residual)))
     corrected = [(test, tensor, outcome.p * len(ran), outcome.details) for test, tensor, outcome in ran]
-    return tuple(Refutation(*fields) for fields in corrected if not fields[2] >= level)
+    return tuple(Refutation(*fields) for fields in corrected if not fields[2] >= NOISE_LEVEL)
 
 
 def spread_of(replays: Sequence[Params], std: float) -> float:
@@ -162,8 +162,8 @@ def _of_entries(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOu
 
 def _of_tensor(z: Array, x: Array, residual: NoiseResidual) -> dict[str, TestOutcome | None]:
     outcomes = _of_entries(z, x, residual) | {"rows": tests.rows(tests.slices(z))}
-    matrix = tests.as_matrix(z)
-    if matrix is not None:
+    matrix = z.reshape(len(z), -1) if z.ndim > 1 else z.reshape(1, -1)
+    if min(matrix.shape) >= tests.SIDE:
         outcomes["singular_values"] = tests.singular_values(matrix)
         outcomes["correlated_rows"] = tests.correlated_rows(matrix)
     return outcomes

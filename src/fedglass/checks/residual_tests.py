@@ -358,11 +358,5 @@ def _gram(z: Array, gradients: Tensor) -> tuple[Array, Array]:
     return gram, along
 
 
-def as_matrix(z: Array) -> Array | None:
-    """Return a tensor as (its first axis, all others) where both sides are long enough to be tested as a matrix."""
-    matrix = z.reshape(len(z), -1) if z.ndim > 1 else z.reshape(1, -1)
-    return matrix if min(matrix.shape) >= SIDE else None
-
-
 def flat(tensors: Iterable[Array]) -> Array:
     return np.concatenate([tensor.reshape(-1) for tensor in tensors])

@@ -9,31 +9,21 @@ the candidates in more than that the client trained on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedglass.bounds.success import exposed_by
-from fedglass.checks.candidates import (
-    Draw,
-    GameScores,
-    Pool,
-    draw_candidates,
-    rate_limits,
-    shows_one_of,
-)
+from fedglass.bounds.success import Game, exposed_by
+from fedglass.checks.candidates import Draw, GameScores, draw_candidates, rate_limits, shows_one_of
 from fedglass.checks.message_scores import ScoredMessage, Scorer, with_numbered_targets
 from fedglass.checks.replay import MOST_STEPS
 from fedglass.core.errors import UsageError
 from fedglass.core.rng import stream
 from fedglass.core.tensors import Params, buffers_of, check_update, check_weights, subtract, weights_of
-from fedglass.core.thresholds import (
-    ENOUGH_CANDIDATES,
-    FEW_PUBLIC_GRADIENTS,
-    SAME_AS_PRIVATE,
-)
+from fedglass.core.thresholds import ENOUGH_CANDIDATES, FEW_PUBLIC_GRADIENTS, SAME_AS_PRIVATE
 from fedglass.core.types import Training, Whitening
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import schedule, train
@@ -50,38 +40,11 @@ QUANTILES = 21
 """Number of quantiles of the candidates' scores, for the chart."""
 
 
-@dataclass(frozen=True)
-class GameResult:
-    """The rate at which the message names its records, and records that were not trained on. Plain numbers."""
+class GameResult(Game):
+    """A candidate game, with what it says by itself."""
 
-    records: int
-    """The number of records played: those whose label has too few candidates are left out."""
-    candidates: int
-    """The least number of candidates that a record was compared with."""
-    top1: float
-    low: float
-    high: float
-    """Limits of the rate, each at confidence 1 - 0.05 / messages."""
-    control_top1: float | None
-    control_low: float | None
-    control_high: float | None
-    control: str
-    """`held_out` or `counterfactual`; empty where there is none, or a training was not finite or too long to replay."""
-    rank_p: tuple[float, ...]
-    """The rank of each record: (1 + better) / (1 + candidates)."""
-    control_rank_p: tuple[float, ...]
-    scores: tuple[float, ...]
-    control_scores: tuple[float, ...]
-    candidate_quantiles: tuple[float, ...]
-    statistic: str
-    """`projected_cosine`, or `likelihood` under declared noise."""
-    directions: int
-    public: int
-    same_source: bool
-    """False: the candidates are of another kind, or records that were not trained on stand out as well."""
-    low_power: bool
     doubts: tuple[str, ...] = ()
-    exposed_by: str = ""
+    exposed_by: Literal["", "rate", "rank"] = ""
     """`rate`, or `rank` where there are fewer than 8 records; empty where records are not shown to be singled out."""
 
 
@@ -103,8 +66,9 @@ class _Control:
 def play(
     message: ScoredMessage,
     records: Examples,
-    pool: Pool,
+    pool: Examples,
     *,
+    same_source: bool = True,
     max_singling_out: float = 0.1,
     messages: int = 1,
     candidates: int = 1000,
@@ -112,7 +76,10 @@ def play(
     held_out: Examples | None = None,
     seed: int = 0,
 ) -> GameResult:
-    """Play the candidate game on one of `messages` messages of an audit."""
+    """Play the candidate game on one of `messages` messages of an audit.
+
+    Without `same_source` the pool holds images of another kind: the game gives a chart and never a verdict.
+    """
     check_weights(message.before, message.model)
     check_update(message.update, message.before)
     message, records, pool, held_out = with_numbered_targets(message, records, pool, held_out, candidates)
@@ -127,31 +94,39 @@ def play(
     for sent, row in enumerate(control.stand_ins, start=1):
         scores[sent, row] = -torch.inf  # it is named rightly
     main = _game([(_at(records, draw.records), draw.places, 0)], scorer, draw, scores)
-    control_game = _game(control.trials, scorer, draw, scores) if control.trials else None
-    low, high = rate_limits(main, messages, seed)
-    control_low, control_high = (None, None) if control_game is None else rate_limits(control_game, messages, seed)
-    result = GameResult(
+    compared = [_game(control.trials, scorer, draw, scores)] if control.trials else []
+    same_source = same_source and all(game.rate <= max_singling_out for game in compared)
+    game = Game(
         records=len(main.scores),
         candidates=int(main.candidates.min()),
-        top1=main.rate,
-        low=low,
-        high=high,
-        control_top1=None if control_game is None else control_game.rate,
-        control_low=control_low,
-        control_high=control_high,
+        messages=messages,
         control=control.kind,
-        rank_p=main.rank_p,
-        control_rank_p=() if control_game is None else control_game.rank_p,
-        scores=tuple(main.scores.tolist()),
-        control_scores=() if control_game is None else tuple(control_game.scores.tolist()),
-        candidate_quantiles=tuple(np.quantile(scores[0, rows].double().numpy(), np.linspace(0, 1, QUANTILES)).tolist()),
-        statistic=scorer.statistic,
+        candidate_quantiles=np.quantile(scores[0, rows].double().numpy(), np.linspace(0, 1, QUANTILES)).tolist(),
+        statistic="likelihood" if message.noise_std > 0 else "projected_cosine",
         directions=scorer.directions,
         public=len(draw.public),
-        same_source=pool.same_source and (control_game is None or control_game.rate <= max_singling_out),
-        low_power=len(draw.public) < FEW_PUBLIC_GRADIENTS or not scorer.reads_as_trained,
+        same_source=same_source,
+        **_figures(main, messages, seed),
+        **{f"control_{name}": value for game in compared for name, value in _figures(game, messages, seed).items()},
     )
-    return replace(result, doubts=_doubts(result), exposed_by=exposed_by(result, max_singling_out, messages))
+    holds_by_doubt = {
+        "few_candidates": game.candidates < ENOUGH_CANDIDATES,
+        "other_domain": not same_source,
+        "no_control": not control.kind,
+        "low_power": len(draw.public) < FEW_PUBLIC_GRADIENTS or not scorer.reads_as_trained,
+    }
+    return GameResult(
+        **vars(game),
+        doubts=tuple(name for name, holds in holds_by_doubt.items() if holds),
+        exposed_by=exposed_by(game, max_singling_out, messages),
+    )
+
+
+def _figures(game: GameScores, messages: int, seed: int) -> dict[str, Any]:
+    """Return the figures of a game or of its control."""
+    low, high = rate_limits(game, messages, seed)
+    rank_p = ((1 + game.better) / (1 + game.candidates)).tolist()
+    return {"top1": game.rate, "low": low, "high": high, "rank_p": rank_p, "scores": game.scores.tolist()}
 
 
 def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) -> GameScores:
@@ -170,20 +145,10 @@ def _game(trials: Sequence[_Trial], scorer: Scorer, draw: Draw, scores: Tensor) 
     return GameScores(np.array(example_scores), np.array(groups), arrays, np.array(counts), np.array(better))
 
 
-def _doubts(result: GameResult) -> tuple[str, ...]:
-    holds_by_name = {
-        "few_candidates": result.candidates < ENOUGH_CANDIDATES,
-        "other_domain": not result.same_source,
-        "no_control": not result.control,
-        "low_power": result.low_power,
-    }
-    return tuple(name for name, holds in holds_by_name.items() if holds)
-
-
 def _control(
     message: ScoredMessage,
     records: Examples,
-    pool: Pool,
+    pool: Examples,
     draw: Draw,
     counterfactual: Counterfactual | None,
     held_out: Examples | None,
@@ -231,7 +196,7 @@ def _halves(records: Examples, draw: Draw, counterfactual: Counterfactual, seed:
     return _Control("counterfactual", trials=trials, updates=updates)
 
 
-def _stand_ins(message: ScoredMessage, records: Examples, pool: Pool, draw: Draw, seed: int) -> _Control:
+def _stand_ins(message: ScoredMessage, records: Examples, pool: Examples, draw: Draw, seed: int) -> _Control:
     """Play the only record against messages of other examples of its label."""
     rows = draw.of_label[int(records.labels[0])][:STAND_INS].tolist()
     updates = [counterfactual_update(message, _at(pool, torch.tensor([row])), seed) for row in rows]
@@ -259,7 +224,7 @@ def counterfactual_update(message: ScoredMessage, examples: Examples, seed: int 
     }
 
 
-def _at(examples: Examples | Pool, rows: Tensor) -> Examples:
+def _at(examples: Examples, rows: Tensor) -> Examples:
     return Examples(examples.images[rows], examples.labels[rows])
 
 
@@ -302,11 +267,11 @@ def singling_out(
     message = ScoredMessage(
         model, start, buffers_of(model) if buffers is None else buffers, sent, training, whitening or plain, noise_std
     )
-    pool = _examples(candidates)
     return play(
         message,
         trained_on,
-        Pool(pool.images, pool.labels, same_source),
+        _examples(candidates),
+        same_source=same_source,
         max_singling_out=max_singling_out,
         messages=messages,
         candidates=number,

@@ -107,7 +107,7 @@ def _finish(ctx: click.Context, audits: list[EpsilonAudit], output: Output) -> N
     """Print all audits, and exit with the code of the worst finding."""
     from fedglass.audit.epsilon import describe
 
-    codes = {audit.finding.exit_code for audit in audits}
+    codes = {audit.exit_code for audit in audits}
     exit_code = 1 if 1 in codes else max(codes)
     for audit in audits:
         for line in describe(audit):

@@ -23,10 +23,11 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from fedglass.advise.run import AdviceProgress
 from fedglass.advise.tried import TriedSetting
 from fedglass.audit.audit import AuditResult
 from fedglass.audit.cost import duration
-from fedglass.audit.target import Case
+from fedglass.audit.target import AuditProgress, Case
 from fedglass.cli.options import plain
 from fedglass.core.metric_scale import scale_of
 from fedglass.verdict.collect_doubts import flag as flag_of
@@ -113,7 +114,7 @@ class _Remaining(ProgressColumn):
         return Text("" if left is None else f"{duration(left)} left", style="progress.remaining")
 
 
-class Screen(Bars):
+class Screen(Bars, AuditProgress):
     """Progress bars on stderr: one for all cases and one for each that is running.
 
     If stderr is not a terminal, as in a pipeline, every finished case leaves a line, and so does every half minute.
@@ -169,7 +170,7 @@ class Screen(Bars):
         return min(1.0, (task.completed + sum(t.completed / (t.total or 1) for t in running)) / task.total)
 
 
-class AdviceScreen(Screen):
+class AdviceScreen(Screen, AdviceProgress):
     """The same for the audits of an advice, below a bar for its settings; every finished setting leaves a line."""
 
     def __init__(self, quiet: bool) -> None:

@@ -352,7 +352,7 @@ def is_far(assessment: Assessment | None, target: Target, lead: float) -> bool:
     pairs = zip(scores.values("psnr", scale_of("psnr")), scores.blind["psnr"], strict=True)
     if any(value is not None and guess is not None and value - guess >= lead for value, guess in pairs):
         return False
-    return max(likeness(assessment.truth_scores.shown, target.known_truth.images, UNLIKE)) < UNLIKE
+    return max(likeness(assessment.shown, target.known_truth.images, UNLIKE)) < UNLIKE
 
 
 def shown_images(scores: ImageScores, transformed: Sequence[bool], gate: Gate) -> int:

@@ -10,14 +10,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedglass.bounds.success import eps_delta_success, gdp_success
+from fedglass.bounds.success import Game, eps_delta_success, gdp_success
 from fedglass.report.charts import ChartRow, strip_chart
 from fedglass.report.page import ChartFigure, Names, PageTable, TableCell, by_text, message_name, tone
 from fedglass.report.sections import CHARTS
 from fedglass.verdict.collect_doubts import flag, flags_of
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.judge import serious_doubts
-from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
+from fedglass.verdict.records import BASE_RATE, Certificate, Record
 from fedglass.verdict.texts import UNCHECKED, count, percent
 
 BASES = {

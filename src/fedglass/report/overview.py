@@ -135,7 +135,7 @@ def threat_section(records: Sequence[Record], names: Names) -> dict[str, Any]:
     views that have them where views differ. `rounds` says which updates the aggregation rule accepted, and what
     poisoners did.
     """
-    model = ThreatModel([Sight.of(record) for record in records])
+    model = ThreatModel(records)
     return {
         "adversaries": [_adversary(standpoint, records, names) for standpoint in model.standpoints],
         "attacks": model.attacks,
@@ -186,7 +186,7 @@ def _differences(model: ThreatModel, names: Names) -> PageTable | None:
     return PageTable(["view", *(name.replace("_", " ") for name in columns)], rows)
 
 
-def _views_cell(sights: Sequence[Sight], model: ThreatModel, names: Names) -> TableCell:
+def _views_cell(sights: Sequence[Sight | Record], model: ThreatModel, names: Names) -> TableCell:
     """Return the views of these sights, and their attacks where these are not all of the audit's."""
     group = ThreatModel(sights)
     everywhere = len(group.views) == len(model.views) > 1

@@ -29,7 +29,6 @@ from fedglass.reproduce.paper import Comparison, Experiment, paper_of
 from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
-from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
 
 BATCH_SECONDS = 600.0
@@ -236,13 +235,13 @@ def _iterations(experiment: Experiment) -> int | None:
     return sum(stages) if stages else getattr(experiment.probe, "iterations", None)
 
 
-class ResultWriter:
+class ResultWriter(AuditProgress):
     """Callbacks of a run that append a result after every finished case, and pass everything on."""
 
     def __init__(self, folder: Path, progress: AuditProgress) -> None:
         self.runs = dict[str, list[PlannedRun]]()
         """Runs that were started, by the key of their case; tables may share a case."""
-        self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
+        self.folder, self.inner, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
         stored = read_results(folder)
         self.lines = {line.key: line for line in stored.lines if line.key}
@@ -253,18 +252,6 @@ class ResultWriter:
         """Return how much longer the runs took than estimated."""
         return self.spent / self.estimated if self.estimated else 1.0
 
-    def planned(self, cases: int, done: int) -> None:
-        self.progress.planned(cases, done)
-
-    def trained(self, name: str, done: int, total: int) -> None:
-        self.progress.trained(name, done, total)
-
-    def started(self, case: Case[Any]) -> None:
-        self.progress.started(case)
-
-    def moved(self, case: Case[Any], done: int, total: int) -> None:
-        self.progress.moved(case, done, total)
-
     def finished(self, case: Case[Any], record: Record) -> None:
         runs = self.runs[case.key]
         if record.status == "done" and not was_cut_short(record):
@@ -273,10 +260,7 @@ class ResultWriter:
             self.spent, self.estimated = self.spent + record.seconds, self.estimated + runs[0].seconds
         elif record.status == "failed":
             self.failed += 1
-        self.progress.finished(case, record)
-
-    def decided(self, verdict: Verdict) -> None:
-        """Ignore the verdict: a published table has no gate."""
+        super().finished(case, record)
 
     def append(self, run: PlannedRun, result: Result) -> None:
         """Append the line of a run, unless it is there."""

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fedglass.bounds.success import Game
 from fedglass.core.metric_scale import Scale
 from fedglass.core.text import NON_FINITE, TAKEN_AS_DISTINCT, some, values_by_key
 from fedglass.verdict.doubts import Doubt, DoubtKind, Severity, doubt
 from fedglass.verdict.gate import Gate, is_mute, known_scales
 from fedglass.verdict.images import ImageScores, Values
-from fedglass.verdict.records import BASE_RATE, Certificate, Game, Record
+from fedglass.verdict.records import BASE_RATE, Certificate, Record
 from fedglass.verdict.texts import TABLE, Flag
 
 NAMED = 3
@@ -26,6 +28,8 @@ DISTINCT = 0.01
 """An attack is blind unless the energy of the true data is lower than that of a grey image by more than this share."""
 RARE = 1e-3
 """The level of the test whether a game refutes a certificate."""
+RANKED = 4
+"""Images whose order is compared, at least."""
 NOT_FINITE = "not finite"
 ORDER: tuple[Severity, ...] = ("serious", "warning", "info")
 DECLARED = (DoubtKind.NOISE_NOT_TESTABLE, DoubtKind.NO_TRUTH, DoubtKind.NOT_REPLAYED)
@@ -207,12 +211,12 @@ def contradiction(metrics: Values, all_scales: Mapping[str, Scale]) -> str | Non
     return None
 
 
-def opposite_order(metrics: Values, all_scales: Mapping[str, Scale], least: int = 4) -> str | None:
-    """Describe a metric that ranks `least` or more images in the opposite order of the first metric."""
+def opposite_order(metrics: Values, all_scales: Mapping[str, Scale]) -> str | None:
+    """Describe a metric that ranks enough images in the opposite order of the first metric."""
     scales = _decided(metrics, all_scales)
     first, *later = scales or [""]
     for name in later:
-        if min(len(metrics[first]), len(metrics[name])) >= least:
+        if min(len(metrics[first]), len(metrics[name])) >= RANKED:
             sign = 1 if scales[name].higher_leaks == scales[first].higher_leaks else -1
             if sign * rank_correlation(metrics[first], metrics[name]) < 0:
                 return f"{scales[first].title} and {scales[name].title} rank the images in opposite order"
@@ -226,12 +230,10 @@ def rank_correlation(xs: Sequence[float | None], ys: Sequence[float | None]) -> 
     1.0
     """
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
-    a, b = _ranks([x for x, _ in pairs]), _ranks([y for _, y in pairs])
-    mean = (len(a) - 1) / 2
-    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
-    if spread == 0:
+    try:
+        return statistics.correlation(_ranks([x for x, _ in pairs]), _ranks([y for _, y in pairs]))
+    except statistics.StatisticsError:  # too few, or all alike
         return 0.0
-    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -14,7 +14,8 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ class RecordFile:
                 raise DataError(f"{self.path} cannot be read: it has more than {MOST_RECORDS:,} lines. {_SPLIT}")
             if line.endswith(b"\n") or _is_complete(line):
                 record = self._parse(line, number)
-                entries.append((record, is_unchanged(line) and self._has_its_files(record)))
+                files = _digests(record).items()  # one that was deleted shows nothing wrong
+                entries.append((record, is_unchanged(line) and all(self._is_as_written(*file) for file in files)))
         return entries
 
     def _lines(self) -> Iterator[bytes]:
@@ -122,10 +124,6 @@ class RecordFile:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}. {_SPLIT}") from error
         except OSError as error:
             raise AuditError(f"Cannot read {self.path}: {error.strerror}; fix its permissions.") from error
-
-    def _has_its_files(self, record: Record) -> bool:
-        """Check the files against the record; one that was deleted shows nothing wrong."""
-        return all(self._is_as_written(name, digest) for name, digest in _digests(record).items())
 
     def _is_as_written(self, name: str, digest: str) -> bool:
         try:
@@ -299,20 +297,21 @@ class Reconstructed:
         data = save(stored)
         write_bytes(directory, f"{RECONSTRUCTIONS}/{record.key}.safetensors", data)
         record = record.model_copy(update={"reconstructions": hashlib.sha256(data).hexdigest()})
-        files = PictureFiles(directory)
-        shown = [files.store(f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
+        digests: dict[str, str] = {}
+        store = partial(_store, directory, digests)
+        shown = [store(f"{record.key}_{i}.png", image) for i, image in enumerate(self.shown)]
         before = [] if self.raw is None else list(self.raw)
-        raw = [files.store(f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
+        raw = [store(f"{record.key}_{i}_raw.png", image) for i, image in enumerate(before)]
         frames = [] if self.film is None else list(self.film.swapaxes(0, 1))  # (epochs, c, h, w) each
-        films = [files.store(f"{record.key}_{i}_film.png", strip(film)) for i, film in enumerate(frames)]
+        films = [store(f"{record.key}_{i}_film.png", strip(film)) for i, film in enumerate(frames)]
         if self.originals is None:
             paths = {"pictures": shown, "pictures_raw": raw, "films": films, "film_captions": list(self.film_captions)}
             extra = {**record.extra, **{k: v for k, v in paths.items() if v}}
-            return record.model_copy(update={"extra": extra, "picture_files": files.digests})
+            return record.model_copy(update={"extra": extra, "picture_files": digests})
         scores = {name: record.metrics.get(name, []) for name in ("psnr", "ssim")}
-        pictures = [
+        pictures = [  # an original is stored under a hash of its content, once
             Picture(
-                original=files.store_original(original),
+                original=store(f"original_{hashlib.sha256(png(original)).hexdigest()[:20]}.png", original),
                 reconstruction=shown[i],
                 raw=raw[i] if raw else None,
                 film=films[i] if films else None,
@@ -323,7 +322,7 @@ class Reconstructed:
             )
             for i, original in enumerate(self.originals)
         ]
-        return record.model_copy(update={"pictures": pictures, "picture_files": files.digests})
+        return record.model_copy(update={"pictures": pictures, "picture_files": digests})
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,10 +334,10 @@ class Strips:
     by_epoch: Array | None = None  # (epochs, n, c, h, w), in the order of the originals
 
     def save(self, directory: Path, record: Record) -> Record:
-        files = PictureFiles(directory)
+        digests: dict[str, str] = {}
 
         def store(name: str, images: Array) -> str:
-            return files.store(f"{record.key}-{name}.png", strip(images))
+            return _store(directory, digests, f"{record.key}-{name}.png", strip(images))
 
         places: dict[str, Any] = {
             "original": store("original", self.originals),
@@ -347,7 +346,7 @@ class Strips:
         if self.by_epoch is not None:
             places["epochs"] = [store(f"epoch{i}", epoch) for i, epoch in enumerate(self.by_epoch, 1)]
         extra = {**record.extra, "strips": places}
-        return record.model_copy(update={"extra": extra, "picture_files": files.digests})
+        return record.model_copy(update={"extra": extra, "picture_files": digests})
 
 
 Evidence = Reconstructed | Strips
@@ -379,24 +378,12 @@ def png(image: Array) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, eq=False)
-class PictureFiles:
-    """Pictures of one case on disk."""
-
-    directory: Path
-    digests: dict[str, str] = field(default_factory=dict)
-    """Path relative to the directory -> SHA-256."""
-
-    def store(self, name: str, image: Array) -> str:
-        """Write one picture, and return its path relative to the directory; no figure depends on it."""
-        data = png(image)
-        path = write_bytes(self.directory, f"{PICTURES}/{name}", data, durable=False)
-        self.digests[path] = hashlib.sha256(data).hexdigest()
-        return path
-
-    def store_original(self, image: Array) -> str:
-        """Store an original under a hash of its content, so that each is stored once."""
-        return self.store(f"original_{hashlib.sha256(png(image)).hexdigest()[:20]}.png", image)
+def _store(directory: Path, digests: dict[str, str], name: str, image: Array) -> str:
+    """Write one picture, note its SHA-256, and return its path relative to the directory; no figure depends on it."""
+    data = png(image)
+    path = write_bytes(directory, f"{PICTURES}/{name}", data, durable=False)
+    digests[path] = hashlib.sha256(data).hexdigest()
+    return path
 
 
 def write_bytes(directory: Path, name: str, data: bytes, *, durable: bool = True) -> str:

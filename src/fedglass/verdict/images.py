@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from typing import Literal
 
@@ -44,10 +44,10 @@ def _lead(scale: Scale) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ImageScores:
-    """The scores of a record's images, of guesses without the message, and of controls."""
+    """The scores of a record's images, of guesses without the message, and of controls: fields of the record."""
 
     metrics: Values = field(default_factory=dict)
-    raw: Values = field(default_factory=dict)
+    metrics_raw: Values = field(default_factory=dict)
     """The scores before the images were refined; empty if none was refined."""
     blind: Values = field(default_factory=dict)
     """The scores of the best guess without the message."""
@@ -62,20 +62,14 @@ class ImageScores:
 
     @classmethod
     def of(cls, record: Record) -> ImageScores:
-        return cls(
-            record.metrics,
-            record.metrics_raw,
-            record.blind,
-            record.blind_guess,
-            record.controls,
-            record.identity_preserved,
-            record.blends,
-        )
+        return cls(**{scores.name: getattr(record, scores.name) for scores in fields(cls)})
 
     def values(self, metric: str, scale: Scale) -> list[float | None]:
         """Return the score by which each image is judged."""
         pairs = zip(self.metrics.get(metric, []), self.passing(metric, scale), strict=True)
-        return leaked_most(scale, [value if passes else None for value, passes in pairs], self.raw.get(metric, []))
+        return leaked_most(
+            scale, [value if passes else None for value, passes in pairs], self.metrics_raw.get(metric, [])
+        )
 
     def passing(self, metric: str, scale: Scale) -> list[bool]:
         """Check which images pass their controls; without controls all do."""
@@ -93,7 +87,7 @@ class ImageScores:
 
     def judged(self, metric: str, scale: Scale) -> list[Version | None]:
         """Return the version by which each image is judged; None where nothing was refined."""
-        raw, refined = self.raw.get(metric, []), self.metrics.get(metric, [])
+        raw, refined = self.metrics_raw.get(metric, []), self.metrics.get(metric, [])
         if not raw:
             return [None] * len(refined)
         chosen = zip(refined, raw, self.values(metric, scale), self.passing(metric, scale), strict=False)
@@ -101,9 +95,9 @@ class ImageScores:
 
     def by_refinement(self, metric: str, scale: Scale, threshold: float) -> list[bool]:
         """Check which images are recovered after their refinement and were not before it."""
-        if not self.raw:
+        if not self.metrics_raw:
             return [False] * len(self.metrics.get(metric, []))
-        before = ImageScores(self.raw, blind=self.blind).recovered(metric, scale, threshold)
+        before = ImageScores(self.metrics_raw, blind=self.blind).recovered(metric, scale, threshold)
         return [now and not then for now, then in zip(self.recovered(metric, scale, threshold), before, strict=True)]
 
     def imagined(self, metric: str, scale: Scale, threshold: float) -> list[bool]:

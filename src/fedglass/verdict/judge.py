@@ -13,19 +13,21 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
+from fedglass.bounds.success import Game
 from fedglass.core.text import TEST_ACCURACY
 from fedglass.verdict import texts
 from fedglass.verdict.collect_doubts import doubts_of, flag, with_refutations
 from fedglass.verdict.doubts import Doubt, DoubtKind
 from fedglass.verdict.gate import MUTE, Gate, State, Tally, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
-from fedglass.verdict.records import BASE_RATE, Game, Record
+from fedglass.verdict.records import BASE_RATE, Record
 from fedglass.verdict.texts import TABLE, count, percent
 
 ExitCode = Literal[0, 1, 3]
 Message = tuple[str, int]
 FIRST = (DoubtKind.NOT_AS_DECLARED, DoubtKind.NOISE_REFUTED, DoubtKind.CERTIFICATE_REFUTED, DoubtKind.NO_TRUTH)
 """Doubts that explain an inconclusive audit before all others: something is wrong, or nothing can be scored."""
+LONGEST_REASON = 160
 PLACES = {kind: place for place, kind in reversed(list(enumerate([*FIRST, *DoubtKind])))}
 
 
@@ -67,8 +69,8 @@ def judge(records: Sequence[Record], gate: Gate, missing: int | None = 0) -> Ver
     'The audit could not complete: no case has run.'
     """
     evidence = _Evidence(with_refutations(records), gate, missing)
-    decisions = (decide(evidence) for decide in (_leak, _exposed, _incomplete, _clear))
-    verdict = next((decision for decision in decisions if decision is not None), None) or _inconclusive(evidence)
+    verdict = _leak(evidence) or _exposed(evidence) or _incomplete(evidence) or _clear(evidence)
+    verdict = verdict or _inconclusive(evidence)
     return replace(verdict, by_value=tuple(_by_swept_value(records, gate)))
 
 
@@ -80,13 +82,9 @@ def _by_swept_value(records: Sequence[Record], gate: Gate) -> Iterator[str]:
         state_at = {value: judge(records_at[value], gate).state for value in values} if len(values) > 1 else {}
         for state, neighbours in groupby(state_at, key=state_at.__getitem__):
             together = list(neighbours)
-            yield texts.AT_VALUES.format(
-                option=option.replace("_", " "),
-                values=_range([f"{value:g}" for value in together]),
-                state=texts.STATE_AT_VALUES[state],
-                images=_images_at([records_at[value] for value in together], gate) if state == "leak" else "",
-                accuracy=_accuracy_at([records_at[value] for value in together]),
-            )
+            parts, shown = [records_at[value] for value in together], _range([f"{value:g}" for value in together])
+            images = _images_at(parts, gate) if state == "leak" else ""
+            yield f"{option.replace('_', ' ')} {shown}: {texts.STATE_AT_VALUES[state]}{images}{_accuracy_at(parts)}."
 
 
 def _range(shown: Sequence[str]) -> str:
@@ -102,14 +100,13 @@ def _images_at(parts: Sequence[Sequence[Record]], gate: Gate) -> str:
     worst = [tally for records in parts for tally in [t for t in gate.tally(records) if not t.oracle][:1]]
     if not worst:
         return ""
-    recovered = _range([str(tally.recovered) for tally in worst])
-    return texts.IMAGES_AT_VALUES.format(recovered=recovered, images=count(worst[0].images, "image"))
+    return f" ({_range([str(tally.recovered) for tally in worst])} of {count(worst[0].images, 'image')})"
 
 
 def _accuracy_at(parts: Sequence[Sequence[Record]]) -> str:
     measured = [[value for r in records if (value := r.utility.get(TEST_ACCURACY)) is not None] for records in parts]
     shown = [percent(round(statistics.fmean(values), 3)) for values in measured if values]
-    return texts.ACCURACY_AT_VALUES.format(accuracy=_range(shown)) if shown else ""
+    return f"; test accuracy {_range(shown)}" if shown else ""
 
 
 def serious_doubts(record: Record, gate: Gate) -> list[Doubt]:
@@ -138,7 +135,7 @@ class _Evidence:
     @property
     def also_incomplete(self) -> str:
         """The sentence that a leak of an incomplete audit carries; empty for a complete audit."""
-        return texts.ALSO_INCOMPLETE.format(problems="; ".join(self.problems)) if self.problems else ""
+        return f"The audit is also incomplete: {'; '.join(self.problems)}." if self.problems else ""
 
     @property
     def certificates(self) -> list[Record]:
@@ -214,10 +211,17 @@ def _read_sentence(read: Sequence[Record]) -> tuple[str, str]:
     """Return what exact attacks read without a score, and a remark about the truth."""
     most = max(read, key=lambda record: len(record.labels_recovered))
     images = len(most.labels_recovered)
-    lead = (texts.READ_ONE if images == 1 else texts.READ_SEVERAL).format(
-        attack=most.attack, method=most.method, images=count(images, "image"), client=most.client
+    explains = "it explains" if images == 1 else "they explain"
+    lead = (
+        f"{most.attack} ({most.method}) read {count(images, 'image')} from the message of {most.client}, and "
+        f"{explains} the message."
     )
-    return lead, texts.OTHER_THAN_TRUTH if most.metrics else texts.WITHOUT_TRUTH
+    if not most.metrics:
+        return lead, "The true examples are not needed for this."
+    return lead, (
+        "They differ from the examples that were given as the truth: the truth is wrong, or the network sees only a "
+        "part of each image."
+    )
 
 
 def _exposed(evidence: _Evidence) -> Verdict | None:
@@ -225,21 +229,19 @@ def _exposed(evidence: _Evidence) -> Verdict | None:
     if not exposed:
         return None
     client, game = max(exposed, key=lambda pair: pair[1].low)
-    lead = texts.EXPOSED.format(
-        client=client,
-        candidates=game.candidates,
-        named=round(game.top1 * game.records),
-        records=count(game.records, "record"),
-        control=percent(game.control_top1 or 0.0),
+    lead = (
+        f"No image was recovered, but the message of {client} singles out its records: among {game.candidates:,} "
+        f"similar images it names {round(game.top1 * game.records)} of {count(game.records, 'record')} used in "
+        f"training, and {percent(game.control_top1 or 0.0)} of records that were not used."
     )
-    more = texts.ALSO_EXPOSED.format(messages=count(len(exposed) - 1, "other message")) if len(exposed) > 1 else ""
+    more = f"The same holds for {count(len(exposed) - 1, 'other message')}." if len(exposed) > 1 else ""
     return evidence.verdict("exposed", 1, lead, f"{more} {evidence.also_incomplete}".strip(), texts.PROTECT)
 
 
 def _incomplete(evidence: _Evidence) -> Verdict | None:
     if not evidence.problems:
         return None
-    return evidence.verdict("incomplete", 3, texts.INCOMPLETE.format(problems="; ".join(evidence.problems)))
+    return evidence.verdict("incomplete", 3, f"The audit could not complete: {'; '.join(evidence.problems)}.")
 
 
 def _clear(evidence: _Evidence) -> Verdict | None:
@@ -249,10 +251,10 @@ def _clear(evidence: _Evidence) -> Verdict | None:
     certificate = worst.certificate
     assert certificate is not None, "certified messages have a certificate"
     rounds = certificate.rounds if certificate.success_planned is None else certificate.planned or certificate.rounds
-    lead = texts.CERTIFIED.format(
-        messages=count(len(evidence.messages), "message"),
-        success=percent(evidence.gate.allowed(worst)),
-        rounds=count(rounds, "round"),
+    lead = (
+        f"A certificate covers every audited record of {count(len(evidence.messages), 'message')}: no adversary names "
+        f"a record among 1,000 with a chance above {percent(evidence.gate.allowed(worst))} over "
+        f"{count(rounds, 'round')}."
     )
     doubts = [doubt for record in evidence.certificates for doubt in doubts_of(record, evidence.gate)]
     trusted = next((flag(doubt).text for doubt in doubts if doubt.kind is DoubtKind.DECLARATION_TRUSTED), "")
@@ -262,7 +264,8 @@ def _clear(evidence: _Evidence) -> Verdict | None:
 def _inconclusive(evidence: _Evidence) -> Verdict:
     oracle = [tally for tally in evidence.gate.tally(evidence.records) if tally.oracle and tally.recovered]
     about_oracle = "".join(
-        texts.WITH_ORACLE.format(attack=t.attack, recovered=t.recovered, images=count(t.images, "image"))
+        f"{t.attack} recovered {t.recovered} of {count(t.images, 'image')} with oracle knowledge, which a real "
+        "adversary lacks."
         for t in oracle[:1]
     )
     doubts = [doubt for record in evidence.certificates for doubt in serious_doubts(record, evidence.gate)]
@@ -285,56 +288,52 @@ def _steps_to_a_game(records: Sequence[Record]) -> list[str]:
 
 def _interval(game: Game | None, at_most: float | None, untested: float | None) -> str:
     """Return the interval of the success in naming a record among 1,000 as text."""
-    among = "" if game is None or game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
-    low = texts.NOT_MEASURED
+    low, high = "not measured", "no certificate: nothing bounds it"
     if game is not None:
-        guess = texts.A_GUESS.format(share=percent(1 / game.candidates)) if among and game.low > 0 else ""
-        low = texts.AT_LEAST.format(share=percent(game.low), among=among, guess=guess)
-    high = texts.NOT_BOUNDED if untested is None else texts.AT_MOST_IF_DECLARED.format(share=percent(untested))
+        among = "" if game.candidates >= 1 / BASE_RATE else f" among {game.candidates}"
+        guess = f"; a guess reaches {percent(1 / game.candidates)}" if among and game.low > 0 else ""
+        low = f"at least {percent(game.low)}{among} (candidate game{guess})"
     if at_most is not None:
-        high = texts.AT_MOST.format(share=percent(at_most))
-    return texts.INTERVAL.format(low=low, high=high)
+        high = f"at most {percent(at_most)} (certificate)"
+    elif untested is not None:
+        high = f"at most {percent(untested)} if the declared noise was added, which was not tested"
+    return f"Success in naming a record among 1,000: {low}; {high}."
 
 
 def problems_of(records: Sequence[Record], gate: Gate, missing: int | None) -> list[str]:
     """Return the reasons why the audit is not complete; empty if it is."""
-    problems, cases = [] if records else [texts.NOTHING_RAN], count(len(records), "case")
+    problems, cases = [] if records else ["no case has run"], count(len(records), "case")
     failed = [r for r in records if r.status == "failed"]
     if failed:
         why = f"{failed[0].attack}: {_short(failed[0].error or '')}"
-        problems.append(texts.CASES_FAILED.format(failed=len(failed), cases=cases, why=why))
+        problems.append(f"{len(failed)} of {cases} failed ({why})")
     blank = [r for r in attacks_in(records) if r.status == "done" and not is_mute(r) and not gate.judged(r)]
     if blank:
-        why = _short(blank[0].skipped_metrics.get(gate.metric, texts.NO_SCORE))
-        title = gate.scale.title
-        problems.append(texts.SCORES_MISSING.format(metric=title, blank=len(blank), cases=cases, why=why))
+        why = _short(blank[0].skipped_metrics.get(gate.metric, "no score for some image"))
+        problems.append(f"{gate.scale.title} is missing in {len(blank)} of {cases} ({why})")
     mute = [flag(doubt) for r in records for doubt in r.doubts if doubt.kind in MUTE]
     if mute:
-        number, step = sum(map(is_mute, records)), mute[0].step.rstrip(".")
-        problems.append(texts.NOTHING_TO_ATTACK.format(mute=number, cases=cases, name=mute[0].name, step=step))
+        name, step = mute[0].name, mute[0].step.rstrip(".")
+        problems.append(f"there was nothing to attack in {sum(map(is_mute, records))} of {cases} ({name}): {step}")
     if missing is None:
-        problems.append(texts.STOPPED)
+        problems.append("it was stopped before its end; run it again to continue")
     elif missing > 0:
-        problems.append(texts.CASES_PLANNED.format(missing=count(missing, "planned case")))
+        problems.append(f"{count(missing, 'planned case')} not run yet; run it again to continue")
     return problems
 
 
 def _leak_sentence(tallies: Sequence[Tally], gate: Gate) -> str:
-    worst, several = tallies[0], len(tallies) > 1
-    sentence = (texts.RECOVERED_BY_SEVERAL if several else texts.RECOVERED).format(
-        guilty=sum(t.recovered > 0 for t in tallies),
-        attacks=len(tallies),
-        attack=worst.attack,
-        recovered=worst.recovered,
-        images=count(worst.images, "image" if several else "private image"),
-        rule=gate.rule,
-        best=gate.scale.show(worst.best),
-    )
-    sentence += texts.COUNTED_REPEATEDLY if worst.repeated else ""
-    sentence += texts.REFINED.format(refined=worst.refined) if worst.refined else ""
+    worst = tallies[0]
+    sentence = f"{worst.attack} recovered {worst.recovered} of {count(worst.images, 'private image')}"
+    if len(tallies) > 1:
+        guilty = f"{sum(t.recovered > 0 for t in tallies)} of {len(tallies)} attacks recovered private images"
+        sentence = f"{guilty}: the worst, {worst.attack}, recovered {worst.recovered} of {count(worst.images, 'image')}"
+    sentence += f" ({gate.rule}; best {gate.scale.show(worst.best)})"
+    sentence += "; an image that is in several messages counts once in each" if worst.repeated else ""
+    sentence += f", {worst.refined} of them only after refinement" if worst.refined else ""
     if gate.max_share > 0:
-        limit = texts.MORE_THAN_ALLOWED if worst.share > gate.max_share else texts.NO_MORE_THAN_ALLOWED
-        sentence += limit.format(share=percent(gate.max_share))
+        limit = "more" if worst.share > gate.max_share else "no more"
+        sentence += f", {limit} than the {percent(gate.max_share)} that the gate allows"
     return f"{sentence}."
 
 
@@ -342,12 +341,16 @@ def _nothing_sentence(evidence: _Evidence) -> str:
     """Say that no attack recovered anything, and how close the best one came."""
     tallies, gate = evidence.tallies, evidence.gate
     if not tallies:
-        return texts.NOT_SCORED if attacks_in(evidence.records) else texts.NO_ATTACK
-    best = gate.scale.show(tallies[0].best)
-    sentence = texts.NOTHING_BY_ONE if len(tallies) == 1 else texts.NOTHING_BY_SEVERAL
-    return sentence.format(attacks=len(tallies), attack=tallies[0].attack, rule=gate.rule, best=best)
+        return "No attack could be scored." if attacks_in(evidence.records) else "No attack was run."
+    attack, best = tallies[0].attack, gate.scale.show(tallies[0].best)
+    if len(tallies) == 1:
+        return f"{attack} recovered no private image ({gate.rule}); its best was {best}."
+    return (
+        f"None of the {len(tallies)} attacks recovered a private image ({gate.rule}); the closest, {attack}, reached "
+        f"{best}."
+    )
 
 
-def _short(text: str, limit: int = 160) -> str:
+def _short(text: str) -> str:
     line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"

@@ -26,7 +26,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedglass.core.errors import UsageError
 from fedglass.core.files import follow_links, read_file
 from fedglass.core.metric_scale import Scale
-from fedglass.verdict import texts
 from fedglass.verdict.collect_doubts import flags_of, with_refutations
 from fedglass.verdict.directory import RECORDS, SUMMARY, RecordFile
 from fedglass.verdict.gate import Gate, is_mute
@@ -187,8 +186,15 @@ class FindingBaseline:
         expired = [e for e in self.entries if e.expires < self.today and e.record in findings]
         unused = [e for e in self.entries if e.record not in findings]
         return [
-            *(texts.EXPIRED_ENTRY.format(record=e.record, expires=e.expires, reason=e.reason) for e in expired),
-            *(texts.UNUSED_ENTRY.format(record=e.record) for e in unused),
+            *(
+                f"The acceptance of record {e.record} expired on {e.expires}, so it counts again. Its reason was: "
+                f"{e.reason}"
+                for e in expired
+            ),
+            *(
+                f"The baseline accepts record {e.record}, which is not a finding of this audit: remove the entry."
+                for e in unused
+            ),
         ]
 
     def apply(self, verdict: Verdict, outcomes: Sequence[Outcome], gate: Gate, missing: int | None) -> Verdict:
@@ -197,7 +203,8 @@ class FindingBaseline:
         if not accepted:
             return verdict
         code = _exit_code(outcomes, {outcome.record.key for outcome, _ in accepted}, gate, missing)
-        caveat = f"{verdict.caveat} {texts.ACCEPTED.format(findings=count(len(accepted), 'finding'))}".lstrip()
+        remark = f"The baseline accepts {count(len(accepted), 'finding')}; the exit code counts the others."
+        caveat = f"{verdict.caveat} {remark}".lstrip()
         return replace(verdict, exit_code=code, passed=None if code == 3 else code == 0, caveat=caveat)
 
 

@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
+from fedglass.bounds.success import Game
 from fedglass.core.files import parse_json
 from fedglass.core.text import values_by_key
 from fedglass.verdict.doubts import Doubt, Frozen
@@ -73,36 +74,18 @@ class KnownFact(Frozen):
     """True: no real adversary has this fact."""
 
 
-class Game(Frozen):
-    """The candidate game: how often the message names the trained record among other examples."""
+def _finite(value: Any) -> Any:
+    """Return the JSON value with null instead of NaN and infinity."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    records: int
-    candidates: int
-    """Candidates per record."""
-    messages: int = 1
-    """Messages of the audit; limits and ranks are corrected for this number of tests."""
-    top1: float
-    low: float
-    high: float
-    """Upper limit of the rate; `low` and `high` are corrected for the number of messages."""
-    control: str = ""
-    """Source of records that were not trained on: `held_out` or `counterfactual`; empty without a control."""
-    control_top1: float | None = None
-    control_low: float | None = None
-    control_high: float | None = None
-    rank_p: list[float] = Field(default_factory=list)
-    """For each record, (1 + candidates that score higher) / (1 + candidates)."""
-    control_rank_p: list[float] = Field(default_factory=list)
-    same_source: bool = True
-    """False: the candidates are another kind of images, so the game decides nothing."""
-    statistic: str = ""
-    directions: int = 0
-    """Number of principal directions of public gradients that were projected out."""
-    public: int = 0
-    """Number of public gradients that give these directions."""
-    scores: list[float] = Field(default_factory=list)
-    control_scores: list[float] = Field(default_factory=list)
-    candidate_quantiles: list[float] = Field(default_factory=list)
+
+FiniteMu = Annotated[float, AfterValidator(lambda mu: min(mu, MOST_MU))]
+FiniteOrNone = Annotated[float | None, BeforeValidator(_finite)]
+"""Numbers of a certificate, which may be infinite where JSON knows no infinity."""
 
 
 class Certificate(Frozen):
@@ -115,7 +98,7 @@ class Certificate(Frozen):
     the same message for every record)."""
     success: list[float]
     """For each audited record, the success at a base rate of 1/1000 over all covered rounds."""
-    mu: list[float] = Field(default_factory=list)
+    mu: list[FiniteMu] = Field(default_factory=list)
     """For each record, its distance in units of the noise; empty if the noise is not Gaussian. 1e9 stands for every
     larger value."""
     rounds: int = 1
@@ -126,30 +109,17 @@ class Certificate(Frozen):
     """Success for the worst record after the planned rounds; null if nothing bounds it."""
     advantage: float | None = None
     """For the worst record, true positive rate minus false positive rate of the best test."""
-    epsilon: float | None = None
+    epsilon: FiniteOrNone = None
     delta: float | None = None
-    client_mu: float | None = None
+    client_mu: FiniteMu | None = None
     """Distance in units of the noise between a message with and without all records of a client."""
     adversary: dict[str, float] = Field(default_factory=dict)
     """Success of the simulated optimal adversary among 2, 10, 100, 1,000 candidates; for information only."""
-    expected_psnr: float | None = None
+    expected_psnr: FiniteOrNone = None
     """PSNR of the best estimate without a prior, for a message that is one clipped gradient of one example. It does not
     bound an adversary that knows what such pictures look like."""
     assumptions: dict[str, str] = Field(default_factory=dict)
     """Assumption -> its basis: `construction`, `tested` or `declared`."""
-
-    @field_validator("mu", "client_mu", mode="before")
-    @classmethod
-    def _bounded(cls, value: Any) -> Any:
-        """Replace infinity, which JSON does not have."""
-        if isinstance(value, list | tuple):
-            return [_at_most(MOST_MU, mu) for mu in value]
-        return _at_most(MOST_MU, value)
-
-    @field_validator("epsilon", "expected_psnr", mode="before")
-    @classmethod
-    def _finite_or_none(cls, value: Any) -> Any:
-        return _finite(value)
 
     @property
     def worst(self) -> float:
@@ -323,19 +293,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return values_by_key((key(item), item) for item in items)
 
 
-def _at_most(limit: float, value: Any) -> Any:
-    return min(value, limit) if isinstance(value, int | float) else value
-
-
-def _finite(value: Any) -> Any:
-    """Return the JSON value with null instead of NaN and infinity."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 Facts = Mapping[str, KnownFact]
 """Fact -> what the adversary knows of it."""
 UNNAMED = ("The adversary", "sees what is listed here.")
@@ -359,24 +316,19 @@ STANDPOINTS = {
 
 @dataclass(frozen=True)
 class Sight:
-    """One view of a message, and what the adversary knows when it plays one attack on it."""
+    """One view of a message, and what the adversary knows when it plays one attack on it. Records state the same."""
 
     view: str
     standpoint: str
     knows: Facts
     attack: str = ""
 
-    @classmethod
-    def of(cls, record: Record) -> Sight:
-        """Return the view and the knowledge that a record states."""
-        return cls(record.view, record.standpoint, record.knows, record.attack)
-
 
 @dataclass(frozen=True)
 class ThreatModel:
     """All sights of an audit, grouped by standpoint and by knowledge."""
 
-    sights: Sequence[Sight]
+    sights: Sequence[Sight | Record]
 
     @property
     def attacks(self) -> list[str]:
@@ -403,7 +355,7 @@ class ThreatModel:
         return list(dict.fromkeys(name for s in self.sights for name in s.knows if name not in self.common))
 
     @property
-    def differences(self) -> list[tuple[list[Sight], Facts]]:
+    def differences(self) -> list[tuple[list[Sight | Record], Facts]]:
         """Each distinct set of the other facts, with the sights that have it; empty where all facts are common."""
         groups = grouped(self.sights, lambda s: tuple((name, s.knows.get(name)) for name in self.different_names))
         return [

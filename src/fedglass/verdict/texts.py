@@ -15,11 +15,6 @@ PROTECT = (
     "Do not release such messages: add noise that hides single records (DP-SGD, or clipping and Gaussian noise), then "
     "audit again. The command fedglass advise finds out how much."
 )
-WITHOUT_TRUTH = "The true examples are not needed for this."
-OTHER_THAN_TRUTH = (
-    "They differ from the examples that were given as the truth: the truth is wrong, or the network sees only a part "
-    "of each image."
-)
 UNCHECKED = "No certificate was computed for {messages}."
 TITLES = {
     "leak": "Leak found",
@@ -29,34 +24,6 @@ TITLES = {
     "incomplete": "Audit incomplete",
 }
 """State of a verdict -> its title."""
-RECOVERED = "{attack} recovered {recovered} of {images} ({rule}; best {best})"
-RECOVERED_BY_SEVERAL = (
-    "{guilty} of {attacks} attacks recovered private images: the worst, {attack}, recovered {recovered} of {images} "
-    "({rule}; best {best})"
-)
-COUNTED_REPEATEDLY = "; an image that is in several messages counts once in each"
-REFINED = ", {refined} of them only after refinement"
-MORE_THAN_ALLOWED = ", more than the {share} that the gate allows"
-NO_MORE_THAN_ALLOWED = ", no more than the {share} that the gate allows"
-READ_ONE = "{attack} ({method}) read {images} from the message of {client}, and it explains the message."
-READ_SEVERAL = "{attack} ({method}) read {images} from the message of {client}, and they explain the message."
-EXPOSED = (
-    "No image was recovered, but the message of {client} singles out its records: among {candidates:,} similar images "
-    "it names {named} of {records} used in training, and {control} of records that were not used."
-)
-ALSO_EXPOSED = "The same holds for {messages}."
-CERTIFIED = (
-    "A certificate covers every audited record of {messages}: no adversary names a record among 1,000 with a chance "
-    "above {success} over {rounds}."
-)
-WITH_ORACLE = "{attack} recovered {recovered} of {images} with oracle knowledge, which a real adversary lacks."
-NOT_SCORED = "No attack could be scored."
-NO_ATTACK = "No attack was run."
-NOTHING_BY_ONE = "{attack} recovered no private image ({rule}); its best was {best}."
-NOTHING_BY_SEVERAL = (
-    "None of the {attacks} attacks recovered a private image ({rule}); the closest, {attack}, reached {best}."
-)
-AT_VALUES = "{option} {values}: {state}{images}{accuracy}."
 STATE_AT_VALUES = {
     "leak": "recovered",
     "exposed": "not recovered, but records are singled out",
@@ -65,27 +32,6 @@ STATE_AT_VALUES = {
     "incomplete": "not complete",
 }
 """State of a verdict at some values of a swept option -> its text."""
-IMAGES_AT_VALUES = " ({recovered} of {images})"
-ACCURACY_AT_VALUES = "; test accuracy {accuracy}"
-INTERVAL = "Success in naming a record among 1,000: {low}; {high}."
-AT_LEAST = "at least {share}{among} (candidate game{guess})"
-A_GUESS = "; a guess reaches {share}"
-NOT_MEASURED = "not measured"
-AT_MOST = "at most {share} (certificate)"
-NOT_BOUNDED = "no certificate: nothing bounds it"
-AT_MOST_IF_DECLARED = "at most {share} if the declared noise was added, which was not tested"
-INCOMPLETE = "The audit could not complete: {problems}."
-ALSO_INCOMPLETE = "The audit is also incomplete: {problems}."
-NOTHING_RAN = "no case has run"
-CASES_FAILED = "{failed} of {cases} failed ({why})"
-SCORES_MISSING = "{metric} is missing in {blank} of {cases} ({why})"
-NO_SCORE = "no score for some image"
-NOTHING_TO_ATTACK = "there was nothing to attack in {mute} of {cases} ({name}): {step}"
-STOPPED = "it was stopped before its end; run it again to continue"
-CASES_PLANNED = "{missing} not run yet; run it again to continue"
-ACCEPTED = "The baseline accepts {findings}; the exit code counts the others."
-EXPIRED_ENTRY = "The acceptance of record {record} expired on {expires}, so it counts again. Its reason was: {reason}"
-UNUSED_ENTRY = "The baseline accepts record {record}, which is not a finding of this audit: remove the entry."
 LIMITS = (
     "It holds for one record at a time, with all others known to the adversary.",
     "It does not cover what several images of a client share, such as a face or a scanner, nor labels, nor properties "
