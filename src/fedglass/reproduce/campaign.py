@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fedglass import __version__
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.audit.play import was_cut_short
 from fedglass.audit.target import AuditProgress, Case
 from fedglass.core.errors import UsageError, unknown_name
@@ -25,7 +24,7 @@ from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KINDS, populations
-from fedglass.reproduce.paper import Comparison, Experiment, paper_of
+from fedglass.reproduce.paper import Comparison, paper_of
 from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
@@ -202,7 +201,7 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         part=trial.part,
         seed=trial.seed,
         metrics=numbers,
-        iterations=_iterations(trial.experiment),
+        iterations=sum(trial.experiment.probe.stages()) or None,
         iterations_published=_published_iterations(run),
         options=run.options,
         data=trial.population.describe(with_place=False),
@@ -222,18 +221,14 @@ def _published_iterations(run: PlannedRun) -> int | None:
         return paper.iterations[run.cell.method]
     if "iterations" in run.of.default and not run.of.clients:
         return None
-    return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
+    published = paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request)
+    return sum(published.probe.stages()) or None
 
 
 def _as_line_of(line: Result, run: PlannedRun) -> Result:
     """Return a result as the line of another table that has the same case."""
     place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
     return line.model_copy(update={**place, "options": run.options, "command": run.command})
-
-
-def _iterations(experiment: Experiment) -> int | None:
-    stages = iterations_of_stages(experiment.probe.attack)
-    return sum(stages) if stages else getattr(experiment.probe, "iterations", None)
 
 
 class ResultWriter:

@@ -38,25 +38,6 @@ SHARES = (0.9, 1.0)
 Series = dict[str, list[tuple[float, float]]]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Values at equal distances along an axis from 0 to `last`; a record stores it in `extra.curves`."""
-
-    title: str
-    axis: str
-    last: float
-    values: Sequence[float]
-
-
-@dataclass(frozen=True)
-class LogPlot:
-    """Points on logarithmic axes, by the name of their line; a record stores it in `extra.lines`."""
-
-    title: str
-    axis: str
-    points: Mapping[str, Sequence[tuple[float, float]]]
-
-
 def charts_of(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ChartFigure]:
     """Return all charts of a table: over its rows, along the training, and of the first case of each cell."""
     charts = []
@@ -95,16 +76,17 @@ def _chart(heading: str, series: Series, x_title: str, y_title: str, note: str) 
 
 
 def _case_charts(setting: str, record: Record | None) -> list[ChartFigure]:
-    """Return what a probe measured along an axis, or over one quantity, in one case."""
+    """Return what a probe measured in one case: `curves` at equal distances along an axis, and `lines` of points."""
     extra: Mapping[str, Any] = {} if record is None else record.extra
     charts = []
-    for curve in (Curve(**fields) for fields in extra.get("curves", [])):
-        charts.append(
-            ChartFigure(curve.title, line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES), setting)
-        )
-    for plot in (LogPlot(**fields) for fields in extra.get("lines", [])):
-        svg = trade_off(plot.title, plot.points, plot.axis, plot.title, log=True)
-        charts.append(ChartFigure(f"{plot.title} over {plot.axis}", svg, setting))
+    for curve in extra.get("curves", []):
+        title = curve["title"]
+        svg = line_chart(title, curve["values"], curve["last"], curve["axis"], SHARES)
+        charts.append(ChartFigure(title, svg, setting))
+    for plot in extra.get("lines", []):
+        title, axis = plot["title"], plot["axis"]
+        svg = trade_off(title, plot["points"], axis, title, log=True)
+        charts.append(ChartFigure(f"{title} over {axis}", svg, setting))
     return charts
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.text import values_by_key
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.paper import paper_of
@@ -179,7 +178,7 @@ def _iteration_remarks(cells: Sequence[Cell]) -> list[str]:
     """Say what --iterations sets: a recipe passes them to its main stage, and other stages keep theirs."""
     stages_by_option: dict[int, dict[str, str]] = {}
     for cell in cells:
-        stages, option = iterations_of_stages(cell.experiment.probe.attack), cell.request.iterations
+        stages, option = cell.experiment.probe.stages(), cell.request.iterations
         if option is not None and stages:
             by_title = stages_by_option.setdefault(option, {})
             if len(stages) > 1:

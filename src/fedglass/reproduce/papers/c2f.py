@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.errors import DataError
 from fedglass.core.files import follow_links, open_file
 from fedglass.core.types import BatchNorm, Training
@@ -118,7 +117,7 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """Say how the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
     sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
-    counts = sorted({sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells})
+    counts = sorted({sum(cell.experiment.probe.stages()) for cell in cells})
     sizes_here = [
         f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
         f"restarts: {max(cell.request.restarts for cell in cells)}",

@@ -14,29 +14,19 @@ from fedglass.attack.refine.gan import gan
 from fedglass.attack.refine.masked_diffusion import mde
 from fedglass.attack.refine.restoration import ddrm_enlarged
 from fedglass.attack.solvers.adam import Adam
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
-from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
-from fedglass.reproduce.probes.peer import (
-    ComparedPeerImages,
-    Grey,
-    GuessedImages,
-    ImageGuess,
-    OwnImages,
-    PeerImages,
-    Reduced,
-    WrongRate,
-)
+from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting
+from fedglass.reproduce.probes.peer import FACTOR, GUESSES, GuessedImages, PeerImages
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
 LR = 0.003
 """Learning rate of the release and of Appendix A."""
-IMAGES, STEPS, FACTOR = 16, 3, 4
+IMAGES, STEPS = 16, 3
 LISTED = 84
 """ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
 NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": "curious_resnet18"}
@@ -69,7 +59,6 @@ LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
 """Reduction of the searched images, if it is not the paper's."""
-GUESSES: Mapping[str, ImageGuess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
 YARDSTICKS: Mapping[str, Method | Baseline] = {
     "grey": Baseline("blind: plain grey"),
     "own": Baseline("blind: its own images"),
@@ -87,10 +76,9 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting, knows = row.setting, Knows(labels=method not in LABELS)
     setup = _setup(setting, request)
     if method in GUESSES:
-        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
-    probe = PeerImages(_attack(method, setting, request), FACTORS.get(method, FACTOR))
-    guess = setting.get("guess", 1.0)
-    return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
+        return Experiment(setup, GuessedImages(method), knows)
+    factor, guess = FACTORS.get(method, FACTOR), setting.get("guess", 1.0)
+    return Experiment(setup, PeerImages(_attack(method, setting, request), factor, guess), knows)
 
 
 def refined(row: Row, method: str, request: Request) -> Experiment:
@@ -112,14 +100,14 @@ def late(row: Row, method: str, request: Request) -> Experiment:
     setup = peer_setup(KIND_OF[row.setting["dataset"]], NETWORKS["LeNet"], training, sizes)
     setup, knows = replace(setup, federation_run=FederationRun(rounds)), Knows(labels=True)
     if method in GUESSES:
-        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
+        return Experiment(setup, GuessedImages(method), knows)
     folder, options = request.weights.get(LATE[method].weights, ""), {"labels": OracleLabels()}
     if method in INVERSIONS:
         attack = LATE[method].attack(request, generator=folder, **options)
     else:
         attack = LATE[method].attack(request, factor=FACTORS.get(method, FACTOR), **options)
         attack = replace(attack, refine=(mde(folder),)) if method == "mde" else attack
-    return Experiment(setup, ComparedPeerImages(attack, FACTOR), knows)
+    return Experiment(setup, PeerImages(attack, FACTOR), knows)
 
 
 def found_out(row: Row, method: str, request: Request) -> Experiment:
@@ -165,22 +153,20 @@ def lemma(row: Row, method: str, request: Request) -> Experiment:
     """Measure the distance of Lemma 1 over one quantity, the others as in the paper's experiments if possible."""
     network, lr = SMOOTH[row.setting["network"]]
     setup = Setup(KIND_OF[row.setting["dataset"]], network, Training(lr), POOL)
-    return Experiment(setup, Divergence(_sweeps(lr)[row.setting["over"]]))
+    return Experiment(setup, _sweeps(lr)[row.setting["over"]])
 
 
-def _sweeps(lr: float) -> Mapping[str, Sweep]:
+def _sweeps(lr: float) -> Mapping[str, Divergence]:
     """Return the sweeps by the quantity that changes; each is in the quantity that the lemma has a power of."""
     rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
     steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
+    of_steps = tuple(float(t * (t - 1)) for t in steps)
+    of_clients = tuple(float(k - 1) for k in clients)
     return {
-        "η": Sweep("η", rates, tuple(DivergenceSetting(rate, 3, 4, 32) for rate in rates)),
-        "τ": Sweep(
-            "τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(DivergenceSetting(lr, t, 4, 32) for t in steps)
-        ),
-        "K": Sweep(
-            "K-1", tuple(float(k - 1) for k in clients), tuple(DivergenceSetting(lr, 3, k, 32) for k in clients)
-        ),
-        "N": Sweep("N", tuple(map(float, examples)), tuple(DivergenceSetting(lr, 3, 4, n) for n in examples)),
+        "η": Divergence("η", rates, tuple(DivergenceSetting(rate, 3, 4, 32) for rate in rates)),
+        "τ": Divergence("τ(τ-1)", of_steps, tuple(DivergenceSetting(lr, t, 4, 32) for t in steps)),
+        "K": Divergence("K-1", of_clients, tuple(DivergenceSetting(lr, 3, k, 32) for k in clients)),
+        "N": Divergence("N", tuple(map(float, examples)), tuple(DivergenceSetting(lr, 3, 4, n) for n in examples)),
     }
 
 
@@ -192,8 +178,7 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
         return []
     sides = sorted({KINDS[setup.data].shape[1] for setup in rounds if "@" in setup.data})
     images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
-    attacks = [cell.experiment.probe.attack for cell in cells if cell.method not in INVERSIONS]
-    counts = {sum(iterations_of_stages(attack)) for attack in attacks} - {0}
+    counts = {sum(cell.experiment.probe.stages()) for cell in cells if cell.method not in INVERSIONS} - {0}
     sizes_here = [
         *(f"{side} x {side} pixels instead of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
         *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),

@@ -23,7 +23,7 @@ from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Comparison, Experiment, Method, Paper, Recreation, Setup, WarmUp
-from fedglass.reproduce.probes.reconstruct import ByPsnr, CountLabels, Reconstruct, TryTrainings
+from fedglass.reproduce.probes.reconstruct import CountLabels, Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 LR = 0.004
@@ -147,7 +147,7 @@ def _kind(setting: Setting) -> str:
 
 
 def _images(attack: Attack, data: str) -> Reconstruct:
-    return Reconstruct(attack, RECOVERED[data], ByPsnr())
+    return Reconstruct(attack, RECOVERED[data], "psnr")
 
 
 def networks(of: Table) -> Comparison:

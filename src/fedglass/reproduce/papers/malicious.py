@@ -212,9 +212,7 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
         return [f"Rounds here: {_listed(rounds)}; the paper does not say how many it has."]
     sizes = sorted({cell.experiment.setup.sizes[0] for cell in attacked})
     clients = sorted({len(cell.experiment.setup.sizes) for cell in attacked})
-    iterations = sorted(
-        {probe.iterations for cell in attacked if isinstance(probe := cell.experiment.probe, PeerRmse | ValidatedRmse)}
-    )
+    iterations = sorted({sum(cell.experiment.probe.stages()) for cell in attacked})
     return [
         f"Here {_listed(clients)} clients with {_listed(sizes)} attacked images each, where the paper has {CLIENTS} "
         f"with {BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "

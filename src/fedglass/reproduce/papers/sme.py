@@ -9,7 +9,7 @@ from fedglass.reproduce.image_sources import KIND_OF
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
 from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
 from fedglass.reproduce.probes.geometry import Geometry, SegmentBounds
-from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
+from fedglass.reproduce.probes.reconstruct import Reconstruct
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
@@ -29,7 +29,7 @@ def images(row: Row, method: str, request: Request) -> Experiment:
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
         options = {"rate": VIT_RATE, "decay": False}
     attack = {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=OracleLabels(), **options)
-    return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], ByError()), Knows(labels=True))
+    return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], "error"), Knows(labels=True))
 
 
 def geometry(row: Row, method: str, request: Request) -> Experiment:
