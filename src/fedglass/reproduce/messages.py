@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -25,29 +25,28 @@ from fedglass.reproduce.image_sources import KINDS, Population
 from fedglass.reproduce.paper import Experiment, FederationRun, Setup
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A network after its warm-up, and its accuracy."""
-
-    path: str
-    accuracy: float
-
-
 def simulated_message(
-    experiment: Experiment, clients: Sequence[Client], seed: int, network: TrainedNetwork | None = None
+    experiment: Experiment,
+    clients: Sequence[Client],
+    seed: int,
+    weights: str | None = None,
+    utility: Mapping[str, float] | None = None,
 ) -> Target:
-    """Return one message of some clients, which start from a network that was warmed up, if there is one."""
+    """Return one message of some clients.
+
+    Args:
+        experiment: The setup, and what the adversary knows of it.
+        clients: The clients behind the message.
+        seed: The seed of network and training.
+        weights: The file of the network after its warm-up, if it has one.
+        utility: The accuracy of that network.
+    """
     setup, supposed = experiment.setup, experiment.supposed
-    model = network_of(setup, seed, None if network is None else network.path)
-    federation = federation_of(setup, model, clients, seed)
+    federation = federation_of(setup, network_of(setup, seed, weights), clients, seed)
     (pending,) = Simulated(federation, views=(setup.view(),), knows=experiment.knows).targets(no_progress)
     target = ready_target(pending)
-    observation = target.observation
-    return replace(
-        target,
-        observation=observation if supposed is None else with_training(observation, supposed),
-        utility={} if network is None else {"accuracy": network.accuracy},
-    )
+    observation = target.observation if supposed is None else with_training(target.observation, supposed)
+    return replace(target, observation=observation, utility=utility or {})
 
 
 def clients_of_message(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:

@@ -23,7 +23,7 @@ from fedglass.models.init import FromFile, Initialisation, KaimingNormal, Kaimin
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WeightsOption
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup
 from fedglass.reproduce.probes.geometry import pearson
 from fedglass.reproduce.probes.reconstruct import Invert, Retried
 from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table
@@ -99,18 +99,16 @@ def retried(row: Row, method: str, request: Request) -> Experiment:
     return replace(inverted(row, "fedleak", request), probe=Retried(attack, RETRIES))
 
 
-def network(setting: Setting) -> WeightsOption | None:
-    """Return the trained network of a setting; in some figures an untrained one may stand in for it.
+def network(setting: Setting) -> str | None:
+    """Return the trained network of a setting.
 
     >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
-    (WeightsOption(name='transfer', needed=True), WeightsOption(name='50', needed=True), None)
+    ('transfer', '50', None)
     """
     stage = setting.get("stage", UNTRAINED)
     if stage != UNTRAINED:
-        return WeightsOption(str(stage))
-    if setting.get("init") == TRANSFER:
-        return WeightsOption(TRANSFER)
-    return WeightsOption(setting["trained"], needed=False) if "trained" in setting else None
+        return str(stage)
+    return TRANSFER if setting.get("init") == TRANSFER else setting.get("trained")
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
@@ -144,11 +142,11 @@ def _attack(method: str, request: Request) -> Attack:
 
 def _initialisation(setting: Setting, request: Request) -> Initialisation:
     trained = network(setting)
-    if trained is None or trained.name not in request.weights:
+    if trained is None or trained not in request.weights:
         return INITS[setting["init"]]
-    path = request.weights[trained.name]
+    path = request.weights[trained]
     # A checkpoint is a stage of this very network: with newly drawn layers its stated accuracy would be wrong.
-    return (Transfer if trained.name == TRANSFER else FromFile)(path, _sha256(path))
+    return (Transfer if trained == TRANSFER else FromFile)(path, _sha256(path))
 
 
 @functools.cache
@@ -201,6 +199,7 @@ NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
 PAPER = Paper(
     {**dict.fromkeys(NAMES, Recreation(inverted, METHODS)), "c2f-table4": Recreation(retried)},
     network=network,
+    optional_networks=("53",),
     sides=(REDUCED, PUBLISHED),
     restarts=True,
     iterations={method: 60_000 if method == "ours" else 30_000 for method in PRINTED} | {"ours-stated": 60_000},

@@ -18,7 +18,7 @@ from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
+from fedglass.reproduce.paper import Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
 from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting
 from fedglass.reproduce.probes.peer import FACTOR, GUESSES, GuessedImages, PeerImages
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
@@ -59,12 +59,12 @@ LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
 """Reduction of the searched images, if it is not the paper's."""
-YARDSTICKS: Mapping[str, Method | Baseline] = {
-    "grey": Baseline("blind: plain grey"),
-    "own": Baseline("blind: its own images"),
-    "reduced": Baseline("oracle: truth reduced by 4"),
+YARDSTICKS: Mapping[str, Method] = {
+    "grey": Method("", "blind: plain grey"),
+    "own": Method("", "blind: its own images"),
+    "reduced": Method("", "oracle: truth reduced by 4"),
 }
-EXTRA_METHODS: Mapping[str, Method | Baseline] = {**ATTACKS, **YARDSTICKS}
+EXTRA_METHODS: Mapping[str, Method] = {**ATTACKS, **YARDSTICKS}
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
 """Networks with a learning rate at which the neglected terms of the lemma are small."""
 POOL = 256

@@ -46,7 +46,6 @@ from fedglass.reproduce.paper import (
     Paper,
     Recreation,
     Setup,
-    WeightsOption,
     peer_setup,
 )
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse
@@ -198,9 +197,9 @@ def _tested(setting: Setting, request: Request) -> Experiment:
     return Experiment(setup, Accuracy())
 
 
-def network(setting: Setting) -> WeightsOption | None:
+def network(setting: Setting) -> str | None:
     """Return the option of an autoencoder; without it the adversary trains one on its own examples."""
-    return WeightsOption(DECODER, needed=False) if "round" in setting else None
+    return DECODER if "round" in setting else None
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
@@ -281,5 +280,6 @@ PAPER = Paper(
     },
     compared={"malicious-budgets": budgets},
     network=network,
+    optional_networks=(DECODER,),
     remarks=reduced,
 )
