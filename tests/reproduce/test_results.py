@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 from fedglass.cli.main import cli
 from fedglass.core.errors import UsageError
 from fedglass.reproduce.results import MeasuredLine, Result, append_result, lines_of, outcome, read_results, tally
-from fedglass.reproduce.results_page import page, read_findings, unsupported_numbers
+from fedglass.reproduce.results_page import page, read_findings, tables_of
 from fedglass.reproduce.tables import Printed, table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -144,6 +146,44 @@ def test_what_a_paper_has_no_column_for_is_shown_where_it_was_measured() -> None
     assert "LPIPS: paper | measured | blind guess" in text
     assert "| – | 0.123 | – |" in text
     assert "hours" not in text.partition("### sme-table2")[2].partition("###")[0]
+
+
+QUOTED = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?=\s?(?:%|dB))|(?<![\w.,])\d[\d,]*\.\d+(?![\w])")
+
+
+def unsupported_numbers(paper: str, text: str, results: Sequence[Result]) -> list[str]:
+    """Return the numbers of a findings text that are neither measured nor printed.
+
+    A number counts if it has a decimal point, or stands before % or dB, and is not code.
+    """
+    known = set(_known_numbers(paper, results))
+    quoted = [
+        match[0].replace(",", "") for match in QUOTED.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
+    ]
+    return [text for text in quoted if not any(_shows(text, value) for value in known)]
+
+
+def _shows(text: str, value: float) -> bool:
+    digits = len(text.partition(".")[2])
+    return f"{abs(value):.{digits}f}" == f"{float(text):.{digits}f}"
+
+
+def _known_numbers(paper: str, results: Sequence[Result]) -> Iterator[float]:
+    for of in map(table, tables_of(paper)):
+        for row in of.rows:
+            for values in row.values.values():
+                for printed in values.values():
+                    if isinstance(printed, str):  # such as a range
+                        yield from map(float, re.findall(r"\d+(?:\.\d+)?", printed))
+                    elif printed is not None:
+                        yield from (x for x in (printed.mean, printed.spread) if x is not None)
+        for line in lines_of(of, results):
+            for result in line.results:
+                yield from (*result.metrics.values(), *result.errors.values())
+            for name in {name for result in line.results for name in result.metrics}:
+                value = line.value(name)
+                if value is not None:
+                    yield from (x for x in (value.mean, value.spread) if x is not None)
 
 
 def test_unsupported_numbers_are_found() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedglass.core.files import read_file
-from fedglass.core.text import values_by_key
+from fedglass.core.text import ranges, values_by_key
 from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
 from fedglass.reproduce.tables import Measure, Printed, Table, figure, names, number, paper_name, setting_text, table
 
@@ -52,7 +51,7 @@ def read_findings(folder: Path) -> dict[str, str]:
 
 def page(results: Sequence[Result], findings: Mapping[str, str]) -> str:
     """Return the page."""
-    tables = {name: [table(t) for t in _tables(name)] for name in PAPERS}
+    tables = {name: [table(t) for t in tables_of(name)] for name in PAPERS}
     parts = [HEAD, _summary(tables, results)]
     for name, title in PAPERS.items():
         parts += [f"## {title}\n", findings.get(name, "No findings yet.") + "\n"]
@@ -60,7 +59,8 @@ def page(results: Sequence[Result], findings: Mapping[str, str]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _tables(paper: str) -> list[str]:
+def tables_of(paper: str) -> list[str]:
+    """Return the names of the tables of a paper; figures that show runs of a table are not among them."""
     return [name for name in names() if paper_name(name) == paper and figure(name).table == name]
 
 
@@ -101,15 +101,13 @@ def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Measure]) -> str
     printed = line.row.values.get(line.method, {})
     cells = [str(line.row.number), _setting(of, line), of.methods.get(line.method, f"`{line.method}` (not printed)")]
     for name, measure in measures.items():
-        values = printed.get(name), line.value(name, of.spread == "standard deviation"), _mean(line.guess(name))
+        guess = line.guess(name)
+        blind = None if guess is None else Printed(guess.mean)
+        values = printed.get(name), line.value(name, of.spread == "standard deviation"), blind
         cells += [number(value, measure.digits) if value is not None else MISSING for value in values]
     verdict = line.verdict(of) if line.is_measured else "older page"
     runs = f"{line.runs} of {of.clients}" if of.clients else str(line.runs)
     return "| " + " | ".join([*cells, runs, line.size() or MISSING, verdict or MISSING]) + " |"
-
-
-def _mean(value: Printed | None) -> Printed | None:
-    return None if value is None else Printed(value.mean)
 
 
 def _setting(of: Table, line: MeasuredLine) -> str:
@@ -126,53 +124,6 @@ def _listed(entries: Sequence[tuple[int, str]], rows: int) -> str:
     """
     texts = []
     for method, missing in values_by_key((method, row) for row, method in entries).items():
-        if len(missing) == rows and rows > 1:
-            texts.append(f"{method} all rows")
-            continue
-        runs: list[list[int]] = []
-        for row in missing:
-            if runs and row == runs[-1][-1] + 1:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-        ranges = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
-        texts.append(f"{method} row{'s' if len(missing) > 1 else ''} {', '.join(ranges)}")
+        listed = f"row{'s' if len(missing) > 1 else ''} {ranges(missing)}"
+        texts.append(f"{method} all rows" if len(missing) == rows > 1 else f"{method} {listed}")
     return "; ".join(texts)
-
-
-QUOTED = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?=\s?(?:%|dB))|(?<![\w.,])\d[\d,]*\.\d+(?![\w])")
-
-
-def unsupported_numbers(paper: str, text: str, results: Sequence[Result]) -> list[str]:
-    """Return the numbers of a findings text that are neither measured nor printed.
-
-    A number counts if it has a decimal point, or stands before % or dB, and is not code.
-    """
-    known = set(_known_numbers(paper, results))
-    quoted = [
-        match[0].replace(",", "") for match in QUOTED.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
-    ]
-    return [text for text in quoted if not any(_shows(text, value) for value in known)]
-
-
-def _shows(text: str, value: float) -> bool:
-    digits = len(text.partition(".")[2])
-    return f"{abs(value):.{digits}f}" == f"{float(text):.{digits}f}"
-
-
-def _known_numbers(paper: str, results: Sequence[Result]) -> Iterator[float]:
-    for of in map(table, _tables(paper)):
-        for row in of.rows:
-            for values in row.values.values():
-                for printed in values.values():
-                    if isinstance(printed, str):  # such as a range
-                        yield from map(float, re.findall(r"\d+(?:\.\d+)?", printed))
-                    elif printed is not None:
-                        yield from (x for x in (printed.mean, printed.spread) if x is not None)
-        for line in lines_of(of, results):
-            for result in line.results:
-                yield from (*result.metrics.values(), *result.errors.values())
-            for name in {name for result in line.results for name in result.metrics}:
-                value = line.value(name)
-                if value is not None:
-                    yield from (x for x in (value.mean, value.spread) if x is not None)

@@ -20,6 +20,7 @@ from fedglass.audit.public_data import accuracy, sample_examples
 from fedglass.audit.target import AuditProgress, RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
+from fedglass.core.text import count
 from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, repeatable_arithmetic
 from fedglass.federation.client import Client, TrainClients, train_sequentially
@@ -234,10 +235,9 @@ def describe_cost(
     one_run = f"about {duration(costs[0])}" if alike else f"{duration(min(costs))} to {duration(max(costs))}"
     running = min(workers, len(costs))
     wall = max(sum(costs) / running, max(costs))
-    plural = "" if len(costs) == 1 else "s"
     training = max((warm_up_seconds(case.subject, timer) for case in untrained), default=0.0)
     before = f", after about {duration(training)} of training the network" if training else ""
     return (
-        f"{len(costs)} run{plural}, {one_run} each on one core, about {duration(wall)} in all with {running} "
-        f"worker{'' if running == 1 else 's'} (estimated from {TIMED_STEPS} timed steps){before}."
+        f"{count(len(costs), 'run')}, {one_run} each on one core, about {duration(wall)} in all with "
+        f"{count(running, 'worker')} (estimated from {TIMED_STEPS} timed steps){before}."
     )
