@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -29,7 +27,7 @@ from fedglass.advise.search import (
 from fedglass.advise.tried import TriedSetting, by_utility, chance_accuracy, tests_of_one_class, tried_setting
 from fedglass.audit.audit import CPU, Effort, Job, missing_of, run
 from fedglass.audit.simulated import Simulated
-from fedglass.audit.target import AuditProgress
+from fedglass.audit.target import QuietProgress
 from fedglass.core.identity import digest
 from fedglass.execution.executor import Executor, persistent
 from fedglass.plan.compile import compile_plan
@@ -45,15 +43,14 @@ CHECKS = 2
 """Audits of the best setting: with the named attacks, and on other seeds."""
 
 
-class AdviceProgress(AuditProgress, Protocol):
-    """Callbacks for the progress of the audits, and of the settings that they belong to."""
+class AdviceProgress(QuietProgress):
+    """Callbacks for the progress of the audits, and of the settings that they belong to; these do nothing."""
 
     def setting_started(self, name: str, number: int, most: int) -> None:
         """Report the setting that is audited now, its number, and the largest number of settings."""
-        return
 
     def setting_finished(self, setting: TriedSetting) -> None:
-        return
+        """Report what the audit of a setting measured."""
 
 
 @dataclass(frozen=True)
@@ -135,21 +132,14 @@ class Auditor:
         return ChainSearch(chain, job, formal, stronger)
 
     def job(self, chain: DefenceChain, value: float, seeds: Sequence[int], *, attacks: bool = True) -> Job:
-        """Return the audit of a chain at a value, on a federation for each seed."""
+        """Return the audit of a chain at a value, on a federation for each seed.
+
+        Without `attacks` the plan's searches wait, and exact attacks and the game run alone.
+        """
         job = compile_plan(with_defences(self.plan, chain.at(value), seeds), self.folder)
         return job if attacks else replace(job, chosen=frozenset(job.attacks), effort=Effort.QUICK)
 
-    def is_finished(self, job: Job, place: str) -> bool:
-        """Return whether every case of an audit has a record; failed ones are tried again, but do not stop a search."""
-        return not missing_of(job, RecordFile(self.directory / place / RECORDS).read())
-
-    def audit(
-        self, chain: DefenceChain, value: float, seeds: Sequence[int], place: str, *, attacks: bool
-    ) -> TriedSetting:
-        """Audit a setting; without `attacks` the plan's searches wait, and exact attacks and the game run alone."""
-        return self.audit_job(chain, value, place, self.job(chain, value, seeds, attacks=attacks))
-
-    def audit_job(self, chain: DefenceChain, value: float, place: str, job: Job) -> TriedSetting:
+    def audit(self, chain: DefenceChain, value: float, place: str, job: Job) -> TriedSetting:
         """Run the audit of a setting, or read its records if it is finished; its page is written if any is new."""
         directory = self.directory / place
         before = _size(directory / RECORDS)
@@ -179,45 +169,38 @@ def advise(
     check_plan(plan)
     chains = chains_of(plan)
     with alone(directory), persistent(executor) as pool:
-        auditor = Auditor(plan, folder, directory, pool, device, progress or QuietAdviceProgress())
+        auditor = Auditor(plan, folder, directory, pool, device, progress or AdviceProgress())
         searches = [auditor.search(chain) for chain in chains]  # this also checks the plan
         claim(directory, digest("advice", *(s.chain.title for s in searches), *(s.job.digest for s in searches)))
         tried, stopped = _explore(auditor, searches, minutes)
         recommended, checked = _checked(auditor, chains, tried)
     sources = [source for search in searches for source in search.job.sources]
-    chance, one_class = chance_accuracy(sources), tests_of_one_class(sources)
     best = None
     if recommended is not None:
         best = with_defences(plan, _chain_of(chains, recommended).at(recommended.value))
     cleared = {(s.title, s.option) for s in tried if s.clear}
-    stronger = [
-        (s.chain, s.stronger)
-        for s in searches
-        if s.stronger is not None and (s.chain.title, s.chain.strength.option) not in cleared
-    ]
-    seeds, gate = len(auditor.seeds), plan.gate.value()
     return Advice(
         plan.title,
-        gate,
+        plan.gate.value(),
         chains,
         tried,
         recommended,
         checked,
-        chance,
-        seeds,
+        chance_accuracy(sources),
+        len(auditor.seeds),
         stopped,
         best,
-        stronger=stronger,
-        one_class=one_class,
+        stronger=[
+            (s.chain, s.stronger)
+            for s in searches
+            if s.stronger is not None and (s.chain.title, s.chain.strength.option) not in cleared
+        ],
+        one_class=tests_of_one_class(sources),
     )
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-class QuietAdviceProgress(AdviceProgress):
-    """Callbacks that do nothing."""
 
 
 def _explore(
@@ -240,13 +223,14 @@ def _explore(
                 continue
             place, at_end = f"{number}-{strength.option}-{value:g}", value in (strength.at(0.0), strength.at(1.0))
             job = auditor.job(chain, value, auditor.seeds, attacks=at_end)
-            if minutes is not None and not auditor.is_finished(job, place):
+            # Failed cases are tried again, but do not stop a search.
+            if minutes is not None and missing_of(job, RecordFile(auditor.directory / place / RECORDS).read()):
                 now = time.monotonic()
                 began = now if began is None else began
                 if now - began > 60 * minutes:
                     return tried, True
             auditor.progress.setting_started(chain.setting(value), turn * len(searches) + number, at_most)
-            tried.append(auditor.audit_job(chain, value, place, job))
+            tried.append(auditor.audit(chain, value, place, job))
     return tried, False
 
 
@@ -262,15 +246,15 @@ def _checked(
     while candidates := by_utility(tried):
         best = candidates[0]
         auditor.progress.setting_started(f"check of {best.name}", at_most - 1, at_most)
-        audit = partial(auditor.audit, _chain_of(chains, best), best.value, attacks=True)
-        full = audit(seeds=auditor.seeds, place=best.folder)
+        chain = _chain_of(chains, best)
+        full = auditor.audit(chain, best.value, best.folder, auditor.job(chain, best.value, auditor.seeds))
         place = tried.index(best)
         tried[place] = full
         if not full.clear:
             continue
         auditor.progress.setting_started(f"check of {best.name} on other seeds", at_most, at_most)
         others = range(auditor.seeds.stop, auditor.seeds.stop + len(auditor.seeds))
-        again = audit(seeds=others, place=f"{CHECKED}-{best.folder}")
+        again = auditor.audit(chain, best.value, f"{CHECKED}-{best.folder}", auditor.job(chain, best.value, others))
         checked.append(again)
         if again.useful:
             return full, checked

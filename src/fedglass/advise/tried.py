@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import scipy
 from torch import Tensor
@@ -83,10 +83,10 @@ class TriedSetting:
     """The named attacks that were run."""
     learned: bool = True
     """Whether the model is better than naming the commonest class."""
-    accuracy: AccuracyEstimate = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "accuracy", mean_accuracy(self.accuracies))
+    @property
+    def accuracy(self) -> AccuracyEstimate:
+        return mean_accuracy(self.accuracies)
 
     @property
     def cost(self) -> tuple[float, float] | None:

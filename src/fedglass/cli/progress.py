@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from fedglass.advise.run import AdviceProgress
 from fedglass.advise.tried import TriedSetting
 from fedglass.audit.audit import AuditResult
 from fedglass.audit.cost import duration
@@ -169,7 +170,7 @@ class Screen(Bars):
         return min(1.0, (task.completed + sum(t.completed / (t.total or 1) for t in running)) / task.total)
 
 
-class AdviceScreen(Screen):
+class AdviceScreen(Screen, AdviceProgress):
     """The same for the audits of an advice, below a bar for its settings; every finished setting leaves a line."""
 
     def __init__(self, quiet: bool) -> None:
