@@ -24,7 +24,7 @@ from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KINDS, populations
-from fedglass.reproduce.paper import Comparison, paper_of
+from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.results import Place, Result, append_result, read_results
 from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
@@ -142,7 +142,9 @@ def _runs(
     if not methods:
         return []
     kinds = data_kinds(of, rows, methods, request)
-    sets = populations(kinds, _of_kinds(data, kinds), stand_ins, seed, request.own_labels)
+    # The user gives the data of all entries: this one uses some of them.
+    given = [source for source in data if "=" not in source or source.partition("=")[0] in kinds]
+    sets = populations(kinds, given, stand_ins, seed, request.own_labels)
     if absent := [KINDS[kind].title for kind, images in sets.items() if images.stand_in and images.embedded]:
         raise UsageError(
             f"The campaign has no images for {' and '.join(absent)} ({of.name}): name a folder of stand-ins with "
@@ -160,33 +162,25 @@ def append_computed(chosen: Iterable[Entry], folder: Path) -> int:
     places, written = read_results(folder).places(), 0
     for of in {entry.table: table(entry.table) for entry in chosen}.values():
         compare = paper_of(of).compared.get(of.name)
-        for result in [] if compare is None else _computed(of, compare(of)):
+        measured = {} if compare is None else compare(of).measured
+        for (row, method), metrics in measured.items():
+            result = Result(
+                table=of.name,
+                row=row,
+                method=method,
+                client=None,
+                seed=0,
+                metrics=metrics,
+                data="none, computed",
+                stand_in=False,
+                version=__version__,
+                command=f"fedglass reproduce {of.name}",
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
             if result.place not in places:
                 append_result(folder, result)
                 written += 1
     return written
-
-
-def _computed(of: Table, comparison: Comparison) -> Iterator[Result]:
-    for (row, method), metrics in comparison.measured.items():
-        yield Result(
-            table=of.name,
-            row=row,
-            method=method,
-            client=None,
-            seed=0,
-            metrics=metrics,
-            data="none, computed",
-            stand_in=False,
-            version=__version__,
-            command=f"fedglass reproduce {of.name}",
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-
-
-def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Return the data that the user gave for these kinds: an entry uses some of them."""
-    return [source for source in data if "=" not in source or source.partition("=")[0] in kinds]
 
 
 def result_of(run: PlannedRun, record: Record) -> Result:
@@ -223,12 +217,6 @@ def _published_iterations(run: PlannedRun) -> int | None:
         return None
     published = paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request)
     return sum(published.probe.stages()) or None
-
-
-def _as_line_of(line: Result, run: PlannedRun) -> Result:
-    """Return a result as the line of another table that has the same case."""
-    place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
-    return line.model_copy(update={**place, "options": run.options, "command": run.command})
 
 
 class ResultWriter:
@@ -288,7 +276,8 @@ class ResultWriter:
             if run.place in self.places:
                 continue
             if line is not None:
-                self.append(run, _as_line_of(line, run))
+                place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
+                self.append(run, line.model_copy(update={**place, "options": run.options, "command": run.command}))
             elif run.case.key not in self.runs:
                 yield run
 

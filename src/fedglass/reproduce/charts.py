@@ -197,20 +197,14 @@ def write_recreation(
 
 
 def _table_row(of: Table, row: ComparedCell) -> list[TableCell | str]:
+    def unbroken(text: str) -> str:
+        return text.replace(" ", "\u00a0")
+
     numbers = [TableCell(unbroken(row.measured[m]), note=unbroken(f"paper {row.published[m]}")) for m in of.measures]
     runs = f"{row.done} of {row.planned}" + (f", {row.failed} failed" if row.failed else "")
     time = "-" if row.seconds is None else unbroken(duration(row.seconds))
     memory = "-" if row.peak_mib is None else unbroken(f"{row.peak_mib:.0f} MiB")
     return [join_setting(of, row.setting), row.method, *numbers, runs, time, memory]
-
-
-def unbroken(text: str) -> str:
-    """Return the text with spaces at which no line ends.
-
-    >>> unbroken("1 ± 2")
-    '1\\xa0±\\xa02'
-    """
-    return text.replace(" ", "\u00a0")
 
 
 def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[dict[str, Any]]:

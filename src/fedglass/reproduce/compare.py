@@ -40,10 +40,11 @@ class ComparedCell:
 
 def compare_cells(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ComparedCell]:
     """Compare the cells of a table with the paper, in order."""
-    return [_compared(of, cell, records) for cell in cells]
+    return [compare_cell(of, cell, records) for cell in cells]
 
 
-def _compared(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedCell:
+def compare_cell(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedCell:
+    """Compare a row and a method with the paper."""
     finished = [records[case.key] for case in cell.cases if case.key in records]
     done = [record for record in finished if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
@@ -52,17 +53,18 @@ def _compared(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedC
     values |= {name: [value] for name, value in derived.items() if value is not None}
     clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
     means = {name: mean_over_clients(values[name], of) for name in of.measures}
+    measured = dict[str, str]()
+    for name, measure in of.measures.items():
+        # The weights of LPIPS may have been missing at first, so that not all clients have it.
+        some_clients = name not in derived and 0 < len(values[name]) < clients
+        coverage = f" ({len(values[name])} of {clients})" if some_clients else ""
+        measured[name] = number(means[name], measure.digits) + coverage + _guess_remark(name, cell, records)
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return ComparedCell(
         [setting_text(cell.row.setting[field]) for field in of.columns],
         cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
-        {
-            name: number(means[name], measure.digits)
-            + ("" if name in derived else _coverage(len(values[name]), clients))
-            + _guess_remark(name, cell, records)
-            for name, measure in of.measures.items()
-        },
+        measured,
         printed,
         means,
         len(done),
@@ -84,15 +86,6 @@ def _guess_remark(measure: str, cell: Cell, records: Mapping[str, Record]) -> st
         return ""
     share = statistics.fmean(back) if back else 0.0
     return f" ({NO_BETTER}{f' by RMSE, but {share:.0f} % came back' if share else ''})"
-
-
-def _coverage(measured: int, clients: int) -> str:
-    """Say how many clients have a measure, if not all do: the weights of LPIPS may have been missing at first.
-
-    >>> _coverage(1, 4), _coverage(4, 4), _coverage(0, 4)
-    (' (1 of 4)', '', '')
-    """
-    return f" ({measured} of {clients})" if 0 < measured < clients else ""
 
 
 def measures_of(record: Record) -> dict[str, float]:

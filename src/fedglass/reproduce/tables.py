@@ -229,9 +229,10 @@ def _chosen(of: Table, choice: str) -> Iterator[int]:
         span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
         if not 1 <= first <= last <= len(of.rows):
+            column = next(iter(of.columns))
             raise UsageError(
                 f"rows must be numbers from 1 to {len(of.rows)}, such as 1,3-4, or fields of the setting, such as "
-                f"{_example(of)}; got {choice!r}."
+                f"{column}={of.rows[0].setting[column]}; got {choice!r}."
             )
         yield from range(first, last + 1)
 
@@ -246,11 +247,6 @@ def _by_setting(of: Table, choice: str) -> list[int]:
     if not numbers:
         raise UsageError(f"rows: no row of {of.name} has {choice}: see `fedglass reproduce list {of.name}`.")
     return numbers
-
-
-def _example(of: Table) -> str:
-    name = next(iter(of.columns))
-    return f"{name}={of.rows[0].setting[name]}"
 
 
 def _row(number: int, row: Mapping[str, Any], content: Mapping[str, Any], measures: Sequence[str]) -> Row:

@@ -81,8 +81,10 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting = row.setting
     steps = setting.get("steps", 1)
     gradient, release = _defence(setting)
+    data = KIND_OF[setting["dataset"]]
+    resized = request.side != PUBLISHED and KINDS[data].shape[1] >= PUBLISHED
     setup = Setup(
-        _data(setting["dataset"], request.side),
+        f"{data}@{request.side}" if resized else data,
         NETWORKS[setting.get("network", "ResNet-18")],
         Training(SHARED_LR if steps == 1 else STEP_LR, epochs=steps, batch_norm=MODES[setting.get("mode", "eval")]),
         setting.get("batch", 1),
@@ -126,11 +128,6 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     has_fast_methods = any(cell.method.startswith("fast") for cell in cells)
     text = f"Reduced here: {'; '.join(sizes_here)}. The paper: {paper}."
     return [text, MADE_FOR_LESS] if has_fast_methods else [text]
-
-
-def _data(title: str, side: int) -> str:
-    name = KIND_OF[title]
-    return name if side == PUBLISHED or KINDS[name].shape[1] < PUBLISHED else f"{name}@{side}"
 
 
 def _attack(method: str, request: Request) -> Attack:

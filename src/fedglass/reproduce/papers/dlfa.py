@@ -16,7 +16,6 @@ from fedglass.defend.noise import GaussianNoise, LaplacianNoise
 from fedglass.defend.per_example import PerExample, SameEachEpoch
 from fedglass.defend.pruning import RandomDrop
 from fedglass.federation.views import Knows
-from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
@@ -53,6 +52,11 @@ COUNTS: Mapping[str, Labels] = {
     "before": CountsBefore(),
     "after": CountsAfter(),
 }
+DEFENCES: Mapping[str, Callable[[float], Release]] = {
+    "Gaussian Noise": GaussianNoise,
+    "Laplacian Noise": LaplacianNoise,
+    "Random Pruning": RandomDrop,
+}
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
@@ -66,7 +70,7 @@ def known_counts(row: Row, method: str, request: Request) -> Experiment:
 
 def counted_labels(row: Row, method: str, request: Request) -> Experiment:
     """Count the labels without images (Table 2)."""
-    return Experiment(_setup(row.setting, _kind(row.setting)), CountLabels(COUNTS[method]))
+    return Experiment(_setup(row.setting, KIND_OF[row.setting["dataset"]]), CountLabels(COUNTS[method]))
 
 
 def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -104,19 +108,12 @@ def supposed_training(row: Row, method: str, request: Request) -> Experiment:
 
 def defended(row: Row, method: str, request: Request) -> Experiment:
     """Attack defended clients (Table 6)."""
-    experiment = known_counts(row, method, request)
-    gradient = _defence(row.setting["defence"], row.setting["strength"])
-    return experiment if gradient is None else replace(experiment, setup=replace(experiment.setup, gradient=gradient))
-
-
-def _defence(name: str, strength: float) -> GradientFn | None:
-    releases: dict[str, Callable[[float], Release]] = {
-        "Gaussian Noise": GaussianNoise,
-        "Laplacian Noise": LaplacianNoise,
-        "Random Pruning": RandomDrop,
-    }
+    experiment, name = known_counts(row, method, request), row.setting["defence"]
+    if name not in DEFENCES:
+        return experiment
     # The release draws the same noise in every epoch again.
-    return SameEachEpoch(PerExample(releases[name](strength))) if name in releases else None
+    gradient = SameEachEpoch(PerExample(DEFENCES[name](row.setting["strength"])))
+    return replace(experiment, setup=replace(experiment.setup, gradient=gradient))
 
 
 def _setup(setting: Setting, data: str) -> Setup:
@@ -135,15 +132,11 @@ def _setup(setting: Setting, data: str) -> Setup:
 
 def _reconstructed(row: Row, method: str, request: Request, labels: Labels, knows: Knows) -> Experiment:
     """Return the method's attack on the row's clients; it knows their training, or tries several."""
-    data = _kind(row.setting)
+    data = KIND_OF[row.setting["dataset"]]
     setup, probe = _setup(row.setting, data), _images(_attack(method, request, labels, data), data)
     if method in UNKNOWN:
         return Experiment(setup, TryTrainings(probe), replace(knows, training=False, steps=True))
     return Experiment(setup, probe, knows)
-
-
-def _kind(setting: Setting) -> str:
-    return KIND_OF[setting["dataset"]]
 
 
 def _images(attack: Attack, data: str) -> Reconstruct:
