@@ -43,27 +43,31 @@ def say_known(name: str | None, output: Output) -> None:
 
 
 def _say_one(of: Table, output: Output) -> None:
-    from fedglass.reproduce.cases import method_titles
-    from fedglass.reproduce.paper import paper_of
-
-    methods = method_titles(of) if of.name in paper_of(of).tables else {}
-    if output.as_json:
-        listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
-        measures = {name: measure.title for name, measure in of.measures.items()}
-        output.answer({**of_table(of), "measures": measures, "rows": _rows(of), "methods": listed})
-    elif output.quiet:
-        for method in methods:
-            click.echo(method)
-    else:
-        _print_one(of, methods)
-
-
-def _print_one(of: Table, methods: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
+    from fedglass.reproduce.cases import method_titles
+    from fedglass.reproduce.paper import paper_of
     from fedglass.reproduce.tables import number, setting_text
 
+    methods = method_titles(of) if of.name in paper_of(of).tables else {}
+    if output.as_json:
+        rows = [
+            {
+                "row": row.number,
+                "setting": dict(row.setting),
+                "paper": {key: {m: of_printed(values[m]) for m in of.measures} for key, values in row.values.items()},
+            }
+            for row in of.rows
+        ]
+        listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
+        measures = {name: measure.title for name, measure in of.measures.items()}
+        output.answer({**of_table(of), "measures": measures, "rows": rows, "methods": listed})
+        return
+    if output.quiet:
+        for method in methods:
+            click.echo(method)
+        return
     console = Console(highlight=False)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
     grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
@@ -102,17 +106,6 @@ def say_comparison(of: Table, output: Output) -> bool:
         for note in of.notes:
             console.print(note, markup=False, soft_wrap=True)
     return True
-
-
-def _rows(of: Table) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row.number,
-            "setting": dict(row.setting),
-            "paper": {method: {m: of_printed(values[m]) for m in of.measures} for method, values in row.values.items()},
-        }
-        for row in of.rows
-    ]
 
 
 LIST = "list"

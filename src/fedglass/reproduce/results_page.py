@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedglass.core.files import read_file
+from fedglass.core.metric_scale import Scale
 from fedglass.core.text import ranges, values_by_key
 from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
-from fedglass.reproduce.tables import Measure, Printed, Table, figure, names, number, paper_name, setting_text, table
+from fedglass.reproduce.tables import Printed, Table, figure, names, number, paper_name, setting_text, table
 
 PAPERS = {
     "dlfa": "Data Leakage in Federated Averaging [Dimitrov et al., 2022]",
@@ -38,7 +39,7 @@ of public images where the adversary has some.
 Methods named `fast` or `ours` in tables that do not print them are this package's own recipes.
 """
 MISSING = "–"
-ALSO_SHOWN = {"psnr": Measure("PSNR", 1), "ssim": Measure("SSIM", 3), "lpips": Measure("LPIPS", 3)}
+ALSO_SHOWN = {"psnr": Scale("PSNR", digits=1), "ssim": Scale("SSIM"), "lpips": Scale("LPIPS")}
 """Measures that a table shows where they were measured, although the paper's has no such column."""
 LARGEST_TEXT = 1 << 20
 
@@ -97,7 +98,7 @@ def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
         yield "Not run. The paper prints no numbers here.\n"
 
 
-def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Measure]) -> str:
+def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Scale]) -> str:
     printed = line.row.values.get(line.method, {})
     cells = [str(line.row.number), _setting(of, line), of.methods.get(line.method, f"`{line.method}` (not printed)")]
     for name, measure in measures.items():

@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.metric_scale import Scale
 
 PUBLISHED, REDUCED = 224, 96
 """Sides of photographs: of the papers, and small enough for a CPU."""
@@ -54,14 +55,6 @@ class Printed:
     spread: float | None = None
 
 
-@dataclass(frozen=True)
-class Measure:
-    """The title of a column of numbers, and its decimal places."""
-
-    title: str
-    digits: int
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     """One row of a table: its setting, and the numbers of each method."""
@@ -94,7 +87,8 @@ class Table:
     """Field of the setting -> its heading."""
     methods: Mapping[str, str]
     """Name on the command line -> name in the paper."""
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Scale]
+    """Title and decimal places of each column of numbers."""
     rows: Sequence[Row]
     spread: str | None = None
     """Meaning of the number after ±: `standard error` or `standard deviation`."""
@@ -145,7 +139,7 @@ def table(name: str) -> Table:
     if name not in names() or name in _content(FIGURES):
         raise unknown_name("table or figure", name, names())
     content = _content(name)
-    measures = {key: Measure(**value) for key, value in content["measures"].items()}
+    measures = {key: Scale(**value) for key, value in content["measures"].items()}
     rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
     fields = {key: value for key, value in content.items() if key != "fixed"}
     return Table(**{**fields, "measures": measures, "rows": rows})

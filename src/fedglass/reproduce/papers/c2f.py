@@ -25,7 +25,7 @@ from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
 from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup
 from fedglass.reproduce.probes.geometry import pearson
-from fedglass.reproduce.probes.reconstruct import Invert, Retried
+from fedglass.reproduce.probes.reconstruct import Invert
 from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table
 from fedglass.verdict.records import Record
 
@@ -98,7 +98,7 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 def retried(row: Row, method: str, request: Request) -> Experiment:
     """Run FedLeak on one message several times, with one way to reach the size of its pictures (Table 4)."""
     attack = Method("fedleak", options={"crop": method == "crop"}).attack(request)
-    return replace(inverted(row, "fedleak", request), probe=Retried(attack, RETRIES))
+    return replace(inverted(row, "fedleak", request), probe=Invert(attack, RETRIES))
 
 
 def network(setting: Setting) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from fedglass.audit.cost import Workload, attack_seconds
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Observation, Reconstruction
@@ -107,8 +108,21 @@ class Invert(AttackProbe):
     """
 
     attack: Attack
+    retries: int = field(default=1, metadata=LATER)
+    """Runs on the same message: the best counts, next to the median and the mean PSNR of all."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        if self.retries == 1:
+            return self._once(target, seed, progress)
+        runs = [
+            self._once(target, derive(seed, "retry", i), progress_part(progress, i, self.retries))
+            for i in range(self.retries)
+        ]
+        values = [run.record["extra"]["measures"]["psnr"] for run in runs]
+        best, median, average = max(values), statistics.median(values), statistics.fmean(values)
+        return with_measures(runs[values.index(best)], best=best, median=median, average=average)
+
+    def _once(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         reconstruction = self.attack.run(observation, seed, progress)
         matched = match_images(reconstruction.images, target.known_truth, clip=False)
@@ -121,23 +135,6 @@ class Invert(AttackProbe):
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         scored = {"metrics": dict(scores.values), "iterations": sum(self.stages()), "extra": extra}
         return ProbeResult({**fields, **scored}, matched.strips())
-
-
-@dataclass(frozen=True)
-class Retried(AttackProbe):
-    """Mean PSNR of one message in several runs of an attack: the best, the median and the mean of them."""
-
-    attack: Attack
-    retries: int
-
-    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        runs, probe = list[ProbeResult](), Invert(self.attack)
-        for i in range(self.retries):
-            runs.append(probe.measure(target, derive(seed, "retry", i), progress_part(progress, i, self.retries)))
-        values = [run.record["extra"]["measures"]["psnr"] for run in runs]
-        best = runs[values.index(max(values))]
-        average = statistics.fmean(values)
-        return with_measures(best, best=max(values), median=statistics.median(values), average=average)
 
     def seconds(self, load: Workload) -> float:
         return self.retries * attack_seconds(self.attack, load)
