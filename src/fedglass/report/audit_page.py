@@ -75,14 +75,12 @@ FIRST = 3
 FILM = "steps of the refinement"
 
 
-def write_report(
-    directory: Path, output: Path | None = None, baseline: FindingBaseline = NO_BASELINE, pictures: bool = True
-) -> Path:
+def write_report(directory: Path, output: Path | None = None, baseline: FindingBaseline = NO_BASELINE) -> Path:
     """Write the page of an audit directory, by default to `report.html` in it, and return its path.
 
     An audit that was stopped early can be reported too; its page says that it is incomplete.
     """
-    return write_page(output or directory / REPORT, audit_page(read_audit(directory, baseline), pictures))
+    return write_page(output or directory / REPORT, audit_page(read_audit(directory, baseline)))
 
 
 def audit_page(audit: JudgedAudit, pictures: bool = True) -> str:

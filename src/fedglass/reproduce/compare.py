@@ -13,7 +13,6 @@ from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table, mean_and_spread, number, setting_text
 from fedglass.verdict.records import Record
 
-DEVIATION = "standard deviation"
 NO_BETTER = "no better than guessing"
 OTHER_PACE = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
 
@@ -52,7 +51,8 @@ def compare_cell(of: Table, cell: Cell, records: Mapping[str, Record]) -> Compar
     derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
     values |= {name: [value] for name, value in derived.items() if value is not None}
     clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
-    means = {name: mean_over_clients(values[name], of) for name in of.measures}
+    # Clients are the units: the images of one client share its message and are not independent.
+    means = {name: mean_and_spread(values[name], of.deviation) for name in of.measures}
     measured = dict[str, str]()
     for name, measure in of.measures.items():
         # The weights of LPIPS may have been missing at first, so that not all clients have it.
@@ -124,19 +124,11 @@ def values_by_client(cell: Cell, records: Mapping[str, Record], measure: str) ->
     return [statistics.fmean(of_client) for of_client in values.values()]
 
 
-def mean_over_clients(values: Sequence[float], of: Table) -> Printed | None:
-    """Return mean and spread over clients, with the paper's kind of spread; a single client has none.
-
-    Clients are the units: the images of one client share its message and are not independent.
-    """
-    return mean_and_spread(values, of.spread == DEVIATION)
-
-
 def describe_spread(of: Table, cells: Sequence[Cell]) -> str:
     """Say what stands after ± in the measured columns, or that nothing does."""
     if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
         return "of a single client, which has no spread"
-    return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
+    return f"± {'standard deviation' if of.deviation else 'standard error'} over clients"
 
 
 def describe_data(cells: Sequence[Cell]) -> dict[str, bool]:

@@ -104,7 +104,7 @@ def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Scale]) -> str:
     for name, measure in measures.items():
         guess = line.guess(name)
         blind = None if guess is None else Printed(guess.mean)
-        values = printed.get(name), line.value(name, of.spread == "standard deviation"), blind
+        values = printed.get(name), line.value(name, of.deviation), blind
         cells += [number(value, measure.digits) if value is not None else MISSING for value in values]
     verdict = line.verdict(of) if line.is_measured else "older page"
     runs = f"{line.runs} of {of.clients}" if of.clients else str(line.runs)

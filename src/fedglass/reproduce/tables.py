@@ -105,6 +105,11 @@ class Table:
     drawn_along: Mapping[str, str] = field(default_factory=dict)
     """Measures that were also taken during the training, and the title of that axis."""
 
+    @property
+    def deviation(self) -> bool:
+        """Return whether the number after ± is the standard deviation, not the standard error."""
+        return self.spread == "standard deviation"
+
 
 @dataclass(frozen=True)
 class Figure:
