@@ -58,7 +58,10 @@ def method_titles(of: Table) -> dict[str, str]:
     ['dlfa', 'ig', 'sme']
     """
     extra_methods = paper_of(of).tables[of.name].extra_methods
-    return {**of.methods, **{name: extra.title for name, extra in extra_methods.items() if name not in of.methods}}
+    return {
+        **of.methods,
+        **{name: extra.title for name, extra in extra_methods.items() if extra.title and name not in of.methods},
+    }
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from fedglass.recipes import recipe
 from fedglass.reproduce import papers
 from fedglass.reproduce.image_sources import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
-from fedglass.reproduce.tables import Request, Row, Setting, Table, paper_name
+from fedglass.reproduce.tables import Request, Row, Setting, Table, content, paper_name
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
@@ -152,6 +152,15 @@ class Method:
         if not isinstance(attack, Attack):
             raise UsageError(f"The recipe {self.recipe!r} tries several attacks, but a table takes one.")
         return attack
+
+
+def methods_of(paper: str) -> dict[str, Method]:
+    """Return the methods of a paper by name: its own, and this package's for the same tables.
+
+    >>> methods_of("sme")["fast"]
+    Method(recipe='sme', title="this package's sme", options={}, weights='')
+    """
+    return {name: Method(**fields) for name, fields in content("methods")[paper].items()}
 
 
 @dataclass(frozen=True, eq=False)

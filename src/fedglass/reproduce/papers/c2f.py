@@ -23,7 +23,7 @@ from fedglass.models.init import FromFile, Initialisation, KaimingNormal, Kaimin
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, methods_of
 from fedglass.reproduce.probes.geometry import pearson
 from fedglass.reproduce.probes.reconstruct import Invert
 from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table
@@ -34,8 +34,6 @@ STEP_LR = 0.0001
 SHARED_LR = 1.0
 """Learning rate of a single step, which stands for sharing the gradient: rounding then loses only tiny entries."""
 DELTA = 1e-5
-STATED_TV = 0.005
-"""Weight of the total variation at 224 x 224 as Section 5.1 states it; Equation 3 gives 0.00007."""
 TRANSFER, UNTRAINED = "transfer", "untrained"
 INITS: Mapping[str, Initialisation] = {
     "normal": KaimingNormal(),
@@ -51,22 +49,9 @@ NETWORKS = {
 }
 MODES = {"eval": BatchNorm.FROZEN, "train": BatchNorm.BATCH}
 RETRIES = 5
-METHODS = {
-    "ours": Method("coarse_to_fine_published", "coarse-to-fine"),
-    "fast": Method("coarse_to_fine", "this package's coarse_to_fine"),
-    "fast-pruned": Method("coarse_to_fine_pruned", "this package's coarse_to_fine_pruned"),
-    "fedleak": Method("fedleak", "FedLeak"),
-    "hfgradinv": Method("hfgradinv", "HFGradInv"),
-    "agic": Method("agic", "AGIC"),
-    "sapag": Method("sapag", "SAPAG"),
-    "invg": Method("invg", "InvG"),
-    "idlg": Method("idlg_adam", "iDLG with Adam"),
-    "tv": Method("invg_scaled", "InvG with the rescaled total variation"),
-    "coarse": Method("coarse_stage_published", "the coarse stage alone"),
-    "ours-stated": Method("coarse_to_fine_published", "coarse-to-fine with the stated λ_TV", {"tv": STATED_TV}),
-    "fast-stated": Method("coarse_to_fine", "this package's coarse_to_fine with the stated λ_TV", {"tv": STATED_TV}),
-    "fast-coarse": Method("coarse_stage", "the coarse stage of this package's coarse_to_fine alone"),
-}
+METHODS = methods_of("c2f")
+"""Those named `stated` have the weight of the total variation at 224 x 224 as Section 5.1 states it: 0.005, where
+Equation 3 gives 0.00007."""
 PRINTED = ("ours", "fedleak", "hfgradinv", "agic", "sapag", "invg", "idlg", "tv", "coarse")
 """Methods of the paper: 30,000 iterations, coarse-to-fine as many in each stage [K. Zhu et al., 2025, Sec. 5.1]."""
 TWO_STAGES = ("ours", "ours-stated", "fast", "fast-stated", "fast-pruned")

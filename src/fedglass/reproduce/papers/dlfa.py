@@ -21,30 +21,15 @@ from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Comparison, Experiment, Method, Paper, Recreation, Setup, WarmUp
+from fedglass.reproduce.paper import Comparison, Experiment, Paper, Recreation, Setup, WarmUp, methods_of
 from fedglass.reproduce.probes.reconstruct import CountLabels, Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 LR = 0.004
 NETWORKS = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}
 RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
-METHODS = {
-    "prior": Method("dlfa_published"),
-    "no-prior": Method("dlfa_no_prior"),
-    "shared": Method("dlfa_shared"),
-    "fedsgd-epoch": Method("dlfa_fedsgd_epoch"),
-    "fedsgd": Method("dlfa_fedsgd"),
-}
-EXTRA_METHODS = {
-    "printed": Method("dlfa_printed", "Ours (prior), as printed"),
-    "fast": Method("dlfa", "this package's dlfa"),
-    "fast-no-prior": Method("dlfa", "this package's dlfa, no prior", {"prior": 0.0}),
-    "fast-shared": Method("dlfa", "this package's dlfa, Shared", {"shared": True}),
-    "fast-epoch": Method("dlfa", "this package's dlfa, FedSGD-Epoch", {"shared": True, "whole_epochs": True}),
-    "unknown": Method("dlfa_published", "Ours (prior), E and m unknown"),
-    "fast-unknown": Method("dlfa", "this package's dlfa, E and m unknown"),
-}
-"""Methods that are not in the paper: its cosine as printed, and a better solver."""
+METHODS = methods_of("dlfa")
+"""The paper's, its cosine as printed, and a better solver."""
 UNKNOWN = "unknown", "fast-unknown"
 """Methods that know the number of local steps only, and try the epochs that divide it."""
 COUNTS: Mapping[str, Labels] = {
@@ -60,7 +45,7 @@ DEFENCES: Mapping[str, Callable[[float], Release]] = {
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
-    return {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=labels, setting=data)
+    return METHODS[method].attack(request, labels=labels, setting=data)
 
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -188,7 +173,7 @@ PAPER = Paper(
     tables={
         "dlfa-table2": Recreation(counted_labels),
         "dlfa-table4": Recreation(priors),
-        **{name: Recreation(experiment, EXTRA_METHODS) for name, experiment in METHOD_TABLES.items()},
+        **{name: Recreation(experiment, METHODS) for name, experiment in METHOD_TABLES.items()},
     },
     compared={"dlfa-table5": networks},
 )

@@ -42,10 +42,10 @@ from fedglass.reproduce.paper import (
     Comparison,
     Experiment,
     FederationRun,
-    Method,
     Paper,
     Recreation,
     Setup,
+    methods_of,
     peer_setup,
 )
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse
@@ -252,14 +252,6 @@ def budgets(of: Table) -> Comparison:
     return Comparison(heads, lines, measured)
 
 
-EXTRA_METHODS = {
-    "published": Method("maliciously_curious_client_published", "Maliciously curious client (codes of an autoencoder)"),
-    "ours": Method("maliciously_curious_client", "this package's maliciously_curious_client (pixels)"),
-    "validated": Method(
-        "maliciously_curious_client_published", "the same with the paper's rates, chosen by validation"
-    ),
-    "invertgrad": Method("inverting_gradients_published", "InvertGrad"),
-}
 READ_TRAINED = ["malicious-table5", *(f"malicious-figure{number}" for number in range(2, 6))]
 READ = ["malicious-figure6", "malicious-rounds"]
 PAPER = Paper(
@@ -268,8 +260,8 @@ PAPER = Paper(
         **dict.fromkeys(("malicious-table2", "malicious-clipping"), Recreation(noised)),
         "malicious-table3": Recreation(combined),
         "malicious-table4": Recreation(combined),
-        **dict.fromkeys(READ_TRAINED, Recreation(read_trained, EXTRA_METHODS)),
-        **dict.fromkeys(READ, Recreation(read, EXTRA_METHODS)),
+        **dict.fromkeys(READ_TRAINED, Recreation(read_trained, methods_of("malicious"))),
+        **dict.fromkeys(READ, Recreation(read, methods_of("malicious"))),
         "malicious-theorem1": Recreation(bound),
     },
     compared={"malicious-budgets": budgets},
