@@ -43,13 +43,13 @@ def test_what_is_appended_is_read_in_the_file_of_its_paper(tmp_path: Path) -> No
     append_result(tmp_path, result(0))
     append_result(tmp_path, result(1, table="dlfa-table1", method="prior"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dlfa.jsonl", "sme.jsonl"]
-    assert sorted(line.table for line in read_results(tmp_path).lines) == ["dlfa-table1", "sme-table2"]
+    assert sorted(line.table for line in read_results(tmp_path)) == ["dlfa-table1", "sme-table2"]
 
 
 def test_the_same_run_twice_counts_once(tmp_path: Path) -> None:
     append_result(tmp_path, result(0, 30.0))
     append_result(tmp_path, result(0, 31.0))
-    (line,) = read_results(tmp_path).lines
+    (line,) = read_results(tmp_path)
     assert line.metrics["psnr"] == 31.0
 
 
@@ -67,9 +67,9 @@ def test_an_edited_line_is_named_and_skipped(tmp_path: Path, edited: str, reason
     with (tmp_path / "sme.jsonl").open("a") as file:
         file.write(edited + "\n")
     append_result(tmp_path, result(1))
-    read = read_results(tmp_path)
-    assert [line.client for line in read.lines] == [0, 1]
-    (problem,) = read.problems
+    problems = list[str]()
+    assert [line.client for line in read_results(tmp_path, problems.append)] == [0, 1]
+    (problem,) = problems
     assert "sme.jsonl line 2" in problem
     assert reason in problem
 
@@ -79,7 +79,7 @@ def test_a_torn_last_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     with (tmp_path / "sme.jsonl").open("a") as file:
         file.write('{"table": "sme-')
     append_result(tmp_path, result(1))
-    assert [line.client for line in read_results(tmp_path).lines] == [0, 1]
+    assert [line.client for line in read_results(tmp_path)] == [0, 1]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no pipes of this kind")
@@ -192,14 +192,15 @@ def test_unsupported_numbers_are_found() -> None:
 
 
 def test_the_page_of_this_package_is_up_to_date_and_every_number_in_its_findings_is_measured_or_printed() -> None:
-    results = read_results(RESULTS)
-    assert results.problems == []
+    problems = list[str]()
+    results = read_results(RESULTS, problems.append)
+    assert problems == []
     findings = read_findings(FINDINGS)
-    assert (DOCS / "reproduction.md").read_text() == page(results.lines, findings), (
+    assert (DOCS / "reproduction.md").read_text() == page(results, findings), (
         "run: fedglass reproduce page -o docs/reproduction.md"
     )
     for paper, text in findings.items():
-        assert unsupported_numbers(paper, text, results.lines) == [], paper
+        assert unsupported_numbers(paper, text, results) == [], paper
 
 
 def test_the_command_writes_the_page_and_names_what_it_skips(tmp_path: Path) -> None:

@@ -355,11 +355,9 @@ def campaign(
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of_campaign, count_remaining, measures_in_words, say_campaign
     from fedglass.reproduce.campaign import append_computed, cheapest_first, entries, plan_campaign, run_campaign
-    from fedglass.reproduce.results import read_results
+    from fedglass.reproduce.results import places_of, read_results
 
-    stored = read_results(results)
-    for problem in stored.problems:
-        output.note(problem)
+    stored = read_results(results, output.note)
     chosen = entries(only)
     planned = plan_campaign(chosen, stand_ins, data, seed, named(weights))
     if dry_run:
@@ -370,7 +368,7 @@ def campaign(
         written = run_campaign(
             cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
         )
-    remaining = count_remaining(planned, read_results(results).places())
+    remaining = count_remaining(planned, places_of(read_results(results)))
     output.say(
         f"{written.written + computed} results were added to {results}; {remaining} runs of the campaign are left."
     )
@@ -390,9 +388,10 @@ def results_page(results: Path, findings: Path | None, file: Path, output: Outpu
     from fedglass.reproduce.results import read_results
     from fedglass.reproduce.results_page import page, read_findings
 
-    stored = read_results(results)
-    for problem in stored.problems:
+    problems = list[str]()
+    stored = read_results(results, problems.append)
+    for problem in problems:
         output.note(problem)
-    write_atomic(file, page(stored.lines, read_findings(findings or results.parent / "findings")))
+    write_atomic(file, page(stored, read_findings(findings or results.parent / "findings")))
     output.say(f"Page: {file}")
-    output.answer({"page": str(file), "results": len(stored.lines), "skipped": list(stored.problems)})
+    output.answer({"page": str(file), "results": len(stored), "skipped": problems})

@@ -25,7 +25,7 @@ from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, dat
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.paper import paper_of
-from fedglass.reproduce.results import Place, Result, append_result, read_results
+from fedglass.reproduce.results import Place, Result, append_result, places_of, read_results
 from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.judge import Verdict
@@ -159,7 +159,7 @@ def _runs(
 
 def append_computed(chosen: Iterable[Entry], folder: Path) -> int:
     """Append what is computed without a run, unless it is there; return how many lines were written."""
-    places, written = read_results(folder).places(), 0
+    places, written = places_of(read_results(folder)), 0
     for of in {entry.table: table(entry.table) for entry in chosen}.values():
         compare = paper_of(of).compared.get(of.name)
         measured = {} if compare is None else compare(of).measured
@@ -228,8 +228,8 @@ class ResultWriter:
         self.folder, self.progress, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
         stored = read_results(folder)
-        self.lines = {line.key: line for line in stored.lines if line.key}
-        self.places = stored.places()
+        self.lines = {line.key: line for line in stored if line.key}
+        self.places = places_of(stored)
 
     @property
     def pace(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,24 +78,17 @@ class Result(BaseModel):
         return self.table, self.row, self.method, self.client, self.part, self.seed, options, self.data, self.version
 
 
-@dataclass(frozen=True)
-class Results:
-    """The lines of a folder of results, and a sentence for each line that was skipped."""
-
-    lines: Sequence[Result]
-    problems: Sequence[str] = ()
-
-    def places(self) -> set[Place]:
-        """Return what the measured lines are about."""
-        return {line.place for line in self.lines if line.provenance != PAGE}
+def places_of(lines: Iterable[Result]) -> set[Place]:
+    """Return what the measured lines are about."""
+    return {line.place for line in lines if line.provenance != PAGE}
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: Path, report: Callable[[str], None] | None = None) -> list[Result]:
     """Return all results of a folder, the last one about each run.
 
-    A line that is not a result is named and skipped.
+    A line that is not a result is skipped; `report` is called with a sentence about it.
     """
-    lines, problems = list[Result](), list[str]()
+    lines = list[Result]()
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         try:
             text = read_file(path, MOST_BYTES).decode("utf-8", "replace")
@@ -114,9 +107,10 @@ def read_results(folder: Path) -> Results:
                     first = error.errors(include_url=False, include_input=False)[0]
                     field = ".".join(map(str, first["loc"])) or "line"
                     reason = f"{field}: {first['msg']}. Restore the line, or delete it."
-                problems.append(f"{path} line {number} is not a result and was skipped: {reason}")
+                if report is not None:
+                    report(f"{path} line {number} is not a result and was skipped: {reason}")
     distinct = {id(line) if line.provenance == PAGE else line.place: line for line in lines}
-    return Results(list(distinct.values()), problems)
+    return list(distinct.values())
 
 
 def append_result(folder: Path, result: Result) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from fedglass.core.files import read_file
@@ -18,26 +19,8 @@ PAPERS = {
     "curious": "The curious client [Wilson et al., 2024]",
     "malicious": "The maliciously curious client [Yue et al., 2025]",
 }
-HEAD = """# Published numbers, re-created
-
-This page is generated: `fedglass reproduce page -o docs/reproduction.md` writes it from the lines in
-`docs/reproduction/results`, the published values and the findings in `docs/reproduction/findings`.
-
-```sh
-fedglass reproduce list                                  # the tables and figures
-fedglass reproduce list sme-table2                       # its rows, methods and published values
-fedglass reproduce sme-table2 --clients 5 --rows 1,7 --methods fast,ig -o reproductions
-fedglass reproduce campaign --hours 8                    # all missing rows, the most telling first
-```
-
-A line is one row and one method of a table. It is **met** if every mean lies within 5 % of the printed value or one
-unit of its last digit, or, from five runs on, within two standard errors. It is **beaten** if no mean is worse and
-one is better, and **missed** otherwise. Lines that were only on an older page are listed as such and count as not run.
-Of several settings of a line, the largest runs count, whatever they gave.
-± is the standard error over clients. A blind guess does not see the message: grey, black, the best flat colour, means
-of public images where the adversary has some.
-Methods named `fast` or `ours` in tables that do not print them are this package's own recipes.
-"""
+HEAD = (resources.files("fedglass.reproduce") / "published" / "page.md").read_text(encoding="utf-8")
+"""The beginning of the page: how it is made, and what its words mean."""
 MISSING = "–"
 ALSO_SHOWN = {"psnr": Scale("PSNR", digits=1), "ssim": Scale("SSIM"), "lpips": Scale("LPIPS")}
 """Measures that a table shows where they were measured, although the paper's has no such column."""
