@@ -17,7 +17,6 @@ from fedglass.advise.tried import (
     TriedSetting,
     cost_in_words,
     distance_in_words,
-    mean_accuracy,
     nearest_to_gate,
     pareto_front,
 )
@@ -226,18 +225,20 @@ def _best_of_chains(advice: Advice) -> PageTable:
             best = max(
                 (s for s in settings if s.useful), key=lambda s: s.accuracy.mean, default=nearest_to_gate(settings)
             )
-            rows.append([TableCell(chain.title, f"{best.option} {best.value:g}"), *_cells(best, advice)])
+            rows.append([TableCell(chain.title, f"{chain.strength.option} {best.value:g}"), *_cells(best, advice)])
     return PageTable(["defence", *COLUMNS], rows)
 
 
 def _all_settings(advice: Advice) -> PageTable:
-    rows: list[list[TableCell | str]] = []
-    for chain in advice.chains:
-        for s in advice.of_chain(chain):
-            badge = "recommended" if _is_recommended(advice, s) else ""
-            rows.append([TableCell(f"{s.option} {s.value:g}", chain.title, badge, "clear"), *_cells(s, advice)])
-    for s in advice.checked:
-        rows.append([TableCell(f"{s.option} {s.value:g}", f"{s.title}, on other seeds"), *_cells(s, advice)])
+    def row(s: TriedSetting, note: str, badge: str = "") -> list[TableCell | str]:
+        return [
+            TableCell(f"{s.chain.strength.option} {s.value:g}", note, badge, "clear"),
+            *_cells(s, advice),
+        ]
+
+    settings = [s for chain in advice.chains for s in advice.of_chain(chain)]
+    rows = [row(s, s.chain.title, "recommended" if _is_recommended(advice, s) else "") for s in settings]
+    rows += [row(s, f"{s.chain.title}, on other seeds") for s in advice.checked]
     return PageTable(["setting", *COLUMNS], rows)
 
 
@@ -259,10 +260,10 @@ def advice_as_json(advice: Advice) -> dict[str, object]:
 
 
 def _setting_as_json(setting: TriedSetting) -> dict[str, object]:
-    accuracy, cost = mean_accuracy(setting.accuracies), setting.cost
+    accuracy, cost = setting.accuracy, setting.cost
     return {
-        "defence": setting.title,
-        "option": setting.option,
+        "defence": setting.chain.title,
+        "option": setting.chain.strength.option,
         "value": setting.value,
         "folder": setting.folder,
         "verdict": setting.state,

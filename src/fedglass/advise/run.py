@@ -85,8 +85,7 @@ class Advice:
 
     def of_chain(self, chain: DefenceChain) -> list[TriedSetting]:
         """Return the settings of a chain, the weakest first."""
-        same = [s for s in self.tried if (s.title, s.option) == (chain.title, chain.strength.option)]
-        return sorted(same, key=lambda s: chain.strength.position(s.value))
+        return sorted((s for s in self.tried if s.chain is chain), key=lambda s: chain.strength.position(s.value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +145,7 @@ class Auditor:
         result = run(job, directory, executor=self.executor, device=self.device, progress=self.progress)
         if _size(directory / RECORDS) != before or not (directory / REPORT).exists():
             write_report(directory)
-        setting = tried_setting(chain.title, chain.strength.option, value, place, job, result)
+        setting = tried_setting(chain, value, place, job, result)
         self.progress.setting_finished(setting)
         return setting
 
@@ -172,13 +171,14 @@ def advise(
         auditor = Auditor(plan, folder, directory, pool, device, progress or AdviceProgress())
         searches = [auditor.search(chain) for chain in chains]  # this also checks the plan
         claim(directory, digest("advice", *(s.chain.title for s in searches), *(s.job.digest for s in searches)))
-        tried, stopped = _explore(auditor, searches, minutes)
-        recommended, checked = _checked(auditor, chains, tried)
+        at_most = settings_of(plan).strengths * len(chains) + CHECKS
+        tried, stopped = _explore(auditor, searches, at_most, minutes)
+        recommended, checked = _checked(auditor, tried, at_most)
     sources = [source for search in searches for source in search.job.sources]
     best = None
     if recommended is not None:
-        best = with_defences(plan, _chain_of(chains, recommended).at(recommended.value))
-    cleared = {(s.title, s.option) for s in tried if s.clear}
+        best = with_defences(plan, recommended.chain.at(recommended.value))
+    cleared = [s.chain for s in tried if s.clear]
     return Advice(
         plan.title,
         plan.gate.value(),
@@ -190,11 +190,7 @@ def advise(
         len(auditor.seeds),
         stopped,
         best,
-        stronger=[
-            (s.chain, s.stronger)
-            for s in searches
-            if s.stronger is not None and (s.chain.title, s.chain.strength.option) not in cleared
-        ],
+        stronger=[(s.chain, s.stronger) for s in searches if s.stronger is not None and s.chain not in cleared],
         one_class=tests_of_one_class(sources),
     )
 
@@ -204,7 +200,7 @@ def _size(path: Path) -> int:
 
 
 def _explore(
-    auditor: Auditor, searches: Sequence[ChainSearch], minutes: float | None
+    auditor: Auditor, searches: Sequence[ChainSearch], at_most: int, minutes: float | None
 ) -> tuple[list[TriedSetting], bool]:
     """Try one strength of each chain in turn; return what was tried, and whether the time was over before the end.
 
@@ -213,11 +209,10 @@ def _explore(
     tried: list[TriedSetting] = []
     began: float | None = None
     most = settings_of(auditor.plan).strengths
-    at_most = most * len(searches) + CHECKS
     for turn in range(most):
         for number, search in enumerate(searches, 1):
             chain, strength = search.chain, search.chain.strength
-            states = {s.value: s.state for s in tried if (s.title, s.option) == (chain.title, strength.option)}
+            states = {s.value: s.state for s in tried if s.chain is chain}
             value = next_strength(strength, states, search.formal, most, too_weak=search.stronger is not None)
             if value is None:
                 continue
@@ -235,18 +230,17 @@ def _explore(
 
 
 def _checked(
-    auditor: Auditor, chains: Sequence[DefenceChain], tried: list[TriedSetting]
+    auditor: Auditor, tried: list[TriedSetting], at_most: int
 ) -> tuple[TriedSetting | None, list[TriedSetting]]:
     """Return the cheapest setting that meets the gate with the named attacks too, and on other seeds; and the checks.
 
     A setting that fails takes its new verdict in `tried`.
     """
     checked: list[TriedSetting] = []
-    at_most = settings_of(auditor.plan).strengths * len(chains) + CHECKS
     while candidates := by_utility(tried):
         best = candidates[0]
         auditor.progress.setting_started(f"check of {best.name}", at_most - 1, at_most)
-        chain = _chain_of(chains, best)
+        chain = best.chain
         full = auditor.audit(chain, best.value, best.folder, auditor.job(chain, best.value, auditor.seeds))
         place = tried.index(best)
         tried[place] = full
@@ -260,7 +254,3 @@ def _checked(
             return full, checked
         tried[place] = replace(full, state=again.state, learned=again.learned)
     return None, checked
-
-
-def _chain_of(chains: Sequence[DefenceChain], setting: TriedSetting) -> DefenceChain:
-    return next(c for c in chains if (c.title, c.strength.option) == (setting.title, setting.option))
