@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedglass.advise.search import DefenceChain
 from fedglass.advise.tried import (
     TriedSetting,
     by_utility,
@@ -21,6 +22,7 @@ from fedglass.advise.tried import (
     pareto_front,
 )
 from fedglass.bounds.success import Game
+from fedglass.defend.per_example import Strength
 from fedglass.verdict.gate import Gate, State, Tally
 from fedglass.verdict.records import Record
 
@@ -28,7 +30,8 @@ POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_s
 
 
 def setting(state: State, accuracy: float = 0.5, certified: float | None = None) -> TriedSetting:
-    return TriedSetting("dpsgd", "noise_multiplier", 1.0, "", state, (accuracy, accuracy), (), 0.01, certified)
+    chain = DefenceChain("dpsgd", (), 0, Strength("noise_multiplier", 0.1, 10.0))
+    return TriedSetting(chain, 1.0, "", state, (accuracy, accuracy), (), 0.01, certified)
 
 
 def test_a_name_by_luck_is_no_measured_leak() -> None:

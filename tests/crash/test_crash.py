@@ -215,7 +215,7 @@ def campaign(folder: Path) -> None:
 
 
 def result_lines(folder: Path) -> Finished:
-    lines = read_results(folder / "results").lines
+    lines = read_results(folder / "results")
     finished = {f"{line.row} {line.method} {line.client} {line.seed}": line.model_dump() for line in lines}
     assert len(finished) == len(lines), "a run has two lines"
     return finished

@@ -33,7 +33,7 @@ from fedglass.reproduce.image_sources import KINDS, populations
 from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
 from fedglass.reproduce.papers.c2f import DELTA, NAMES, correlation, inverted
-from fedglass.reproduce.probes.reconstruct import Invert, Retried
+from fedglass.reproduce.probes.reconstruct import Invert
 from fedglass.reproduce.tables import Printed, Request, table
 from fedglass.verdict.records import Record
 
@@ -120,11 +120,11 @@ def test_table_4_counts_the_retries_of_one_message() -> None:
     of = table("c2f-table4")
     makes = paper_of(of).tables["c2f-table4"].experiment
     probes = [makes(of.rows[2], method, Request(1)).probe for method in of.methods]
-    images = [stage.images for probe in probes if isinstance(probe, Retried) for stage in probe.attack.stages]
+    images = [stage.images for probe in probes if isinstance(probe, Invert) for stage in probe.attack.stages]
     assert [part.crop for part in images if isinstance(part, GeneratorWeights)] == [False, True]
     small = Setup("cifar10", "lenet", Training(1.0), 1)
     attack = Method("fedleak", options={"width": 4}).attack(Request(2))
-    experiment = Experiment(small, Retried(attack, 3))
+    experiment = Experiment(small, Invert(attack, 3))
     clients = clients_of_message(small, populations(["cifar10"], [], None, 0)["cifar10"], 0)
     target = simulated_message(experiment, clients, 0)
     measures = experiment.probe.measure(target, 0, no_progress).record["extra"]["measures"]

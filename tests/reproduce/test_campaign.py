@@ -20,7 +20,7 @@ from fedglass.reproduce.campaign import (
     plan_campaign,
     run_campaign,
 )
-from fedglass.reproduce.results import read_results, tally
+from fedglass.reproduce.results import places_of, read_results, tally
 from fedglass.reproduce.tables import choose_rows, table
 
 
@@ -55,7 +55,7 @@ def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list
     place, results = tmp_path / "out", tmp_path / "results"
     written = run_campaign(planned, place, results, InProcess(), 1, 1.0, AuditProgress())
     assert written.written == len(planned) == 2
-    lines = read_results(results).lines
+    lines = read_results(results)
     assert [line.client for line in lines] == [0, 1]
     assert all(line.metrics["label_errors"] >= 0 for line in lines)
     assert str(tmp_path) not in (results / "dlfa.jsonl").read_text()
@@ -63,7 +63,7 @@ def test_each_run_is_a_line_and_nothing_runs_twice(tmp_path: Path, planned: list
     (results / "dlfa.jsonl").write_text(text.replace(lines[0].key, "0" * 32))  # keys change with the classes of parts
     again = run_campaign(planned, tmp_path / "elsewhere", results, InProcess(), 1, 1.0, AuditProgress())
     assert again.written == 0
-    assert len(read_results(results).lines) == 2
+    assert len(read_results(results)) == 2
 
 
 def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, planned: list[PlannedRun]) -> None:
@@ -72,7 +72,7 @@ def test_runs_of_another_command_become_lines_without_a_new_run(tmp_path: Path, 
     before = (place / "records.jsonl").read_bytes()
     run_campaign(planned, place, tmp_path / "second", InProcess(), 1, 1.0, AuditProgress())
     assert (place / "records.jsonl").read_bytes() == before
-    assert read_results(tmp_path / "first").places() == read_results(tmp_path / "second").places()
+    assert places_of(read_results(tmp_path / "first")) == places_of(read_results(tmp_path / "second"))
 
 
 @pytest.mark.parametrize(("name", "met", "missed"), [("malicious-budgets", 7, 2), ("dlfa-table5", 13, 5)])
@@ -83,7 +83,7 @@ def test_what_is_computed_without_a_run_is_a_line_once(tmp_path: Path, name: str
         table(name).methods
     )
     assert append_computed([entry], tmp_path) == 0
-    counts = tally(table(name), read_results(tmp_path).lines)
+    counts = tally(table(name), read_results(tmp_path))
     assert counts == {"met": met, "beaten": 0, "missed": missed, "not run": 0}
 
 
@@ -112,7 +112,7 @@ def test_a_case_that_two_tables_have_is_run_once_and_is_a_line_of_both(tmp_path:
     for name, parts in (("together", [first + second]), ("in turn", [first, second])):
         for runs in parts:
             run_campaign(runs, tmp_path / name, tmp_path / f"results {name}", InProcess(), 1, 1.0, AuditProgress())
-        lines = read_results(tmp_path / f"results {name}").lines
+        lines = read_results(tmp_path / f"results {name}")
         assert [line.table for line in lines] == ["sme-table1", "sme-table5"]
         assert lines[0].metrics == lines[1].metrics
         assert "sme-table5 --rows 1" in lines[1].command
@@ -125,7 +125,7 @@ def test_a_run_that_does_not_fit_is_passed_over(tmp_path: Path, planned: list[Pl
     slow = PlannedRun(other.cell, other.case, other.of, lambda network, data, examples: 1800.0 / unit)
     written = run_campaign([slow, cheap], tmp_path / "out", tmp_path / "results", InProcess(), 1, 0.25, AuditProgress())
     assert written.written == 1
-    assert read_results(tmp_path / "results").places() == {cheap.place}
+    assert places_of(read_results(tmp_path / "results")) == {cheap.place}
 
 
 def test_nothing_starts_after_the_time_is_over(tmp_path: Path, planned: list[PlannedRun]) -> None:

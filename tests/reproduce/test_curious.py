@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fedglass.attack.terms.distance import SquaredError
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.tensors import flatten
-from fedglass.core.types import Training
+from fedglass.core.types import Observation, Reconstruction, Training
 from fedglass.federation.peer import PeerView
 from fedglass.federation.views import Knows
 from fedglass.metrics.images import psnr
@@ -29,15 +30,13 @@ from fedglass.reproduce.image_sources import Population, populations
 from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup, paper_of, peer_setup
 from fedglass.reproduce.papers import curious
-from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
+from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting
 from fedglass.reproduce.probes.peer import (
-    Grey,
+    GUESSES,
     GuessedImages,
-    OwnImages,
     PeerImages,
-    Reduced,
-    WrongRate,
     enlarged,
+    own_in_turn,
     reduced,
     repeated,
 )
@@ -121,10 +120,7 @@ def test_networks_rates_and_operators() -> None:
     assert bound.stages[0].forward == EachClient()
     counted = made("curious-figure5", 1, "counted")
     assert (probe_of(counted).attack.labels, counted.knows.labels) == (InterpolatedCounts(), False)
-    guess = made("curious-figure11", 2).probe
-    assert isinstance(guess, WrongRate)
-    assert guess.guess == 0.3
-    assert isinstance(made("curious-figure11", 5).probe, PeerImages)
+    assert [probe_of(made("curious-figure11", row)).guess for row in (2, 5)] == [0.3, 1.0]
 
 
 def test_a_peer_sees_the_mean_by_sizes_of_clients_who_share_no_image(population: Population, round_: Target) -> None:
@@ -194,16 +190,17 @@ def test_small_images_are_found_again_in_their_enlargement() -> None:
     )
 
 
-def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target) -> None:
-    heard: list[Target] = []
+def test_a_wrong_rate_scales_the_step_and_nothing_else(round_: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Observation] = []
+    run = Attack.run
 
-    class Ear(PeerImages):
-        def measure(self, target: Target, seed: int, progress: object) -> ProbeResult:
-            heard.append(target)
-            return ProbeResult({})
+    def listen(attack: Attack, observation: Observation, *options: Any) -> Reconstruction:
+        heard.append(observation)
+        return run(attack, observation, *options)
 
-    WrongRate(Ear(short()), 4.0).measure(round_, 0, no_progress)
-    seen, scaled = round_.observation, heard[0].observation
+    monkeypatch.setattr(Attack, "run", listen)
+    PeerImages(short(), guess=4.0).measure(round_, 0, no_progress)
+    seen, scaled = round_.observation, heard[0]
     torch.testing.assert_close(flatten(scaled.update), flatten(seen.update) / 4)
     assert scaled.knows is seen.knows
 
@@ -238,22 +235,19 @@ def test_refined_images_are_beside_the_raw_ones(round_: Target) -> None:
 
 
 def test_guesses_stand_in_their_order(round_: Target) -> None:
-    scores = {
-        type(guess): measures(GuessedImages(guess).measure(round_, 0, no_progress))
-        for guess in (Grey(), OwnImages(), Reduced())
-    }
+    scores = {guess: measures(GuessedImages(guess).measure(round_, 0, no_progress)) for guess in GUESSES}
     truth = round_.known_truth
-    assert scores[Grey]["psnr"] == pytest.approx(
+    assert scores["grey"]["psnr"] == pytest.approx(
         float(psnr(torch.full_like(truth.images[:3], 0.5), truth.images[:3]).mean())
     )
-    assert torch.equal(OwnImages().images(round_.observation, truth), truth.images[3:])
-    assert scores[Reduced]["psnr"] > max(scores[Grey]["psnr"], scores[OwnImages]["psnr"])
+    assert torch.equal(own_in_turn(round_.observation, truth.private.images), truth.images[3:])
+    assert scores["reduced"]["psnr"] > max(scores["grey"]["psnr"], scores["own"]["psnr"])
 
 
 def test_the_distance_of_the_updates_is_drawn_with_its_exponents(round_: Target) -> None:
     rates = (1e-5, 1e-4)
-    sweep = Sweep("η", rates, tuple(DivergenceSetting(rate, 2, 2, 4) for rate in rates))
-    found = Divergence(sweep, draws=3).measure(round_, 0, no_progress)
+    points = tuple(DivergenceSetting(rate, 2, 2, 4) for rate in rates)
+    found = Divergence("η", rates, points, draws=3).measure(round_, 0, no_progress)
     assert measures(found)["distance"] == pytest.approx(2.0, abs=0.05)
     assert measures(found)["expectation"] == pytest.approx(2.0, abs=0.05)
     (drawn,) = found.record["extra"]["lines"]

@@ -24,7 +24,7 @@ from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import played_federation
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import curious
-from fedglass.reproduce.probes.peer import ComparedPeerImages, PeerImages
+from fedglass.reproduce.probes.peer import PeerImages
 from fedglass.reproduce.tables import Request, figure, table
 from fedglass.train.image_models import train_gan
 
@@ -87,7 +87,7 @@ def test_model_inversion_is_of_a_late_round_of_the_same_clients(trained: dict[st
 def test_it_is_scored_next_to_blind_guesses(trained: dict[str, str]) -> None:
     request = Request(iterations=2, images=1, rounds=2, weights=trained)
     experiment = made("curious-figure9", 1, "mi_hsic", request)
-    assert isinstance(experiment.probe, ComparedPeerImages)
+    assert isinstance(experiment.probe, PeerImages)
     glyphs = populations(["mnist"], [], None, 0)["mnist"].with_own_labels()
     target = played_federation(experiment, glyphs, 0, 0)
     measures = experiment.probe.measure(target, 0, no_progress).record["extra"]["measures"]

@@ -26,7 +26,7 @@ from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.messages import clients_of_message, simulated_message
 from fedglass.reproduce.paper import Experiment, Setup
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, CountLabels, Reconstruct, TryTrainings
+from fedglass.reproduce.probes.reconstruct import PAIRINGS, CountLabels, Reconstruct, TryTrainings
 from fedglass.verdict.directory import Strips
 
 SETUP = Setup("femnist", "lenet", Training(0.05, epochs=2, batch_size=2), examples=4)
@@ -40,7 +40,7 @@ def message() -> Target:
 
 
 def reconstruct(message: Target, attack: Attack, threshold: float = 20.0) -> ProbeResult:
-    return Reconstruct(attack, threshold, ByPsnr()).measure(message, 3, no_progress)
+    return Reconstruct(attack, threshold, "psnr").measure(message, 3, no_progress)
 
 
 def measures(found: ProbeResult) -> dict[str, float]:
@@ -90,8 +90,8 @@ def test_labels_of_each_batch_leave_the_similarity_out(message: Target) -> None:
 def test_pairings_find_the_images_in_any_order() -> None:
     images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     order = torch.tensor([3, 1, 4, 0, 2])
-    for pairing in (ByError(), ByPsnr()):
-        assert torch.equal(pairing.pair(images[order], images).apply(images[order]), images)
+    for pairing in PAIRINGS.values():
+        assert torch.equal(pairing(images[order], images).apply(images[order]), images)
 
 
 def test_counted_labels_are_compared_with_the_true_ones(message: Target) -> None:
@@ -114,7 +114,7 @@ def test_the_training_of_lowest_energy_is_kept(message: Target) -> None:
     """Of 4 steps on 4 examples: 1, 2 or 4 epochs; each as if it alone had been supposed."""
     seen = message.observation
     blind = replace(message, observation=replace(seen, knows=replace(seen.knows, training=None, steps=4, lr=0.05)))
-    probe = Reconstruct(simulation(OracleLabels()), 20.0, ByPsnr())
+    probe = Reconstruct(simulation(OracleLabels()), 20.0, "psnr")
     found = TryTrainings(probe).measure(blind, 3, no_progress)
     supposed = [replace(message, observation=with_training(seen, guess)) for guess in trainings_of_steps(0.05, 4, 4)]
     each = [probe.measure(target, 3, no_progress) for target in supposed]

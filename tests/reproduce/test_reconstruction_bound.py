@@ -57,7 +57,5 @@ def test_a_quadratic_is_as_smooth_as_its_curvature() -> None:
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="learning rate above 0"):
-        replace(SGD, lr=0.0)
     with pytest.raises(UsageError, match="two rounds or more"):
         steepness([torch.zeros(1, 2)], [torch.zeros(2)])

@@ -19,7 +19,7 @@ from fedglass.execution.executor import InProcess
 from fedglass.execution.processes import Processes
 from fedglass.reproduce.cases import Cell, ClientTrial, cases_of, cells
 from fedglass.reproduce.charts import write_recreation
-from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, mean_over_clients, number, remarks
+from fedglass.reproduce.compare import ComparedCell, compare_cells, describe_spread, number, remarks
 from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.paper import WarmUp
 from fedglass.reproduce.probes.geometry import Geometry
@@ -32,7 +32,7 @@ from fedglass.reproduce.run import (
     ready_to_run,
     run,
 )
-from fedglass.reproduce.tables import Printed, Request, figure, table
+from fedglass.reproduce.tables import Printed, Request, figure, mean_and_spread, table
 from fedglass.verdict.directory import RECORDS, RecordFile, alone
 from fedglass.verdict.judge import Verdict
 from fedglass.verdict.records import Record
@@ -165,10 +165,10 @@ def test_records_do_not_depend_on_the_number_of_workers(
 
 def test_spreads_are_of_the_papers_kind() -> None:
     error, deviation = table("sme-table2"), table("sme-table1")
-    assert mean_over_clients([1.0, 3.0], error) == Printed(2.0, 1.0)
-    assert mean_over_clients([1.0, 3.0], deviation) == Printed(2.0, pytest.approx(2**0.5))
-    assert mean_over_clients([1.0], error) == Printed(1.0)
-    assert mean_over_clients([], error) is None
+    assert mean_and_spread([1.0, 3.0], error.deviation) == Printed(2.0, 1.0)
+    assert mean_and_spread([1.0, 3.0], deviation.deviation) == Printed(2.0, pytest.approx(2**0.5))
+    assert mean_and_spread([1.0], error.deviation) == Printed(1.0)
+    assert mean_and_spread([], error.deviation) is None
     several, one = chosen("sme-table2", [1], ["ig"], 2), chosen("sme-table2", [1], ["ig"], 1)
     assert describe_spread(deviation, several) == "± standard deviation over clients"
     assert describe_spread(table("dlfa-table1"), several) == "± standard error over clients"

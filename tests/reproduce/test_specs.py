@@ -18,7 +18,7 @@ from fedglass.reproduce.image_sources import populations
 from fedglass.reproduce.paper import Experiment, paper_of
 from fedglass.reproduce.papers import dlfa, sme
 from fedglass.reproduce.probes.geometry import Geometry
-from fedglass.reproduce.probes.reconstruct import ByError, ByPsnr, Reconstruct, TryTrainings
+from fedglass.reproduce.probes.reconstruct import Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, figure, names, table
 
 
@@ -71,8 +71,8 @@ def test_scoring_is_each_papers_own() -> None:
     dlfa, sme = made("dlfa-table1", 9, "prior").probe, made("sme-table2", 1, "dlfa").probe
     assert isinstance(dlfa, Reconstruct)
     assert isinstance(sme, Reconstruct)
-    assert (dlfa.pairing, dlfa.threshold) == (ByPsnr(), 19.0)
-    assert (sme.pairing, sme.threshold) == (ByError(), 20.0)
+    assert (dlfa.pairing, dlfa.threshold) == ("psnr", 19.0)
+    assert (sme.pairing, sme.threshold) == ("error", 20.0)
 
 
 def test_variations_of_the_setup() -> None:

@@ -90,7 +90,7 @@ def test_the_mean_over_all_draws_is_the_lemmas(start: tuple[Network, list[Tensor
         for k in range(POOL):
             clients = [(inputs[j : j + 1], labels[j : j + 1]) for j in (i, k)]
             draws.add(divergences(*start, clients, lr, steps)[steps])
-    assert draws.scatter().along == pytest.approx(lemma_factor(lr, steps, clients=2, examples=2), rel=1e-3)
+    assert draws.along == pytest.approx(lemma_factor(lr, steps, clients=2, examples=2), rel=1e-3)
 
 
 def test_the_norm_of_a_mean_is_freed_of_the_variance_of_the_mean() -> None:
@@ -100,23 +100,22 @@ def test_the_norm_of_a_mean_is_freed_of_the_variance_of_the_mean() -> None:
     draws = DeltaDraws(mean)
     for row in noise:
         draws.add(mean + row)
-    found = draws.scatter()
-    assert found.of_mean == pytest.approx(2.0, abs=0.5)  # the plain norm of the mean is near sqrt(4 + 400/50) = 3.5
-    assert found.mean_of_norms == pytest.approx(20.0, rel=0.05)
-    assert abs(found.along - 1) < 4 * found.along_error
+    assert draws.norm_of_mean() == pytest.approx(2.0, abs=0.5)  # the plain norm is near sqrt(4 + 400/50) = 3.5
+    assert draws.mean_of_norms == pytest.approx(20.0, rel=0.05)
+    assert abs(draws.along - 1) < 4 * draws.along_error
 
 
 def test_a_mean_that_chance_hides_is_none() -> None:
     draws = DeltaDraws(torch.tensor([1.0, 0.0]))
     for value in (1.0, -1.0):
         draws.add(torch.tensor([value, 0.0]))
-    assert draws.scatter().of_mean is None
+    assert draws.norm_of_mean() is None
 
 
 def test_refusals(start: tuple[Network, list[Tensor]], pool: ClientExamples) -> None:
     with pytest.raises(UsageError, match="needs clients and steps"):
         divergences(*start, [pool], 0.1, 0)
     with pytest.raises(UsageError, match="at least 2"):
-        DeltaDraws(torch.ones(2)).scatter()
+        DeltaDraws(torch.ones(2)).norm_of_mean()
     with pytest.raises(UsageError, match="positive numbers"):
         exponent([1.0, 2.0], [0.0, 1.0])

@@ -17,7 +17,6 @@ from fedglass.advise.tried import (
     TriedSetting,
     cost_in_words,
     distance_in_words,
-    mean_accuracy,
     nearest_to_gate,
     pareto_front,
 )
@@ -73,7 +72,10 @@ def write_advice(directory: Path, advice: Advice, plan_name: str) -> Path:
         limits=() if best is None else LIMITS,
         facts=_facts(advice),
         legend=LEGEND,
-        charts=_charts(advice),
+        charts=[
+            _chart(advice, "Accuracy against measured leak", lambda s: s.measured, advice.gate.max_singling_out),
+            _chart(advice, "Accuracy against certified leak", lambda s: s.certified, advice.gate.max_success),
+        ],
         best=_best_of_chains(advice),
         settings=_all_settings(advice),
         reports=[(s.folder, s.name) for chain in advice.chains for s in advice.of_chain(chain)],
@@ -176,32 +178,27 @@ def undefended_accuracy(advice: Advice) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _charts(advice: Advice) -> list[ChartFigure]:
-    x_title, gate = "share of records named among 1,000", advice.gate
-    return [
-        _chart(advice, "Accuracy against measured leak", x_title, lambda s: s.measured, gate.max_singling_out),
-        _chart(advice, "Accuracy against certified leak", x_title, lambda s: s.certified, gate.max_success),
-    ]
-
-
-def _chart(
-    advice: Advice, title: str, x_title: str, leak: Callable[[TriedSetting], float | None], limit: float
-) -> ChartFigure:
+def _chart(advice: Advice, title: str, leak: Callable[[TriedSetting], float | None], limit: float) -> ChartFigure:
     series: dict[str, list[ChartPoint]] = {}
     for chain in advice.chains:
         for s in advice.of_chain(chain):
             if (x := leak(s)) is not None:
-                marked = advice.recommended is not None and s.name == advice.recommended.name
-                point = ChartPoint(max(x, LOWEST), s.accuracy.mean, s.accuracy.low, s.accuracy.high, marked)
+                mean, marked = s.accuracy, _is_recommended(advice, s)
+                point = ChartPoint(max(x, LOWEST), mean.mean, mean.low, mean.high, marked)
                 series.setdefault(chain.title, []).append(point)
     undefended = undefended_accuracy(advice)
     levels = {"commonest class": advice.chance, **({} if undefended is None else {"no defence": undefended})}
     front = pareto_front([(p.x, p.y) for points in series.values() for p in points])
+    x_title, span = "share of records named among 1,000", (LOWEST, 1.0)
     svg = front_chart(
-        title, series, front, x_title, "test accuracy", span=(LOWEST, 1.0), limit=limit, blind=BASE_RATE, levels=levels
+        title, series, front, x_title, "test accuracy", span=span, limit=limit, blind=BASE_RATE, levels=levels
     )
     missing = sum(leak(s) is None for s in advice.tried)
     return ChartFigure(title, svg, f"{missing} settings have no such figure and are left out." if missing else "")
+
+
+def _is_recommended(advice: Advice, setting: TriedSetting) -> bool:
+    return advice.recommended is not None and setting.name == advice.recommended.name
 
 
 def _cells(setting: TriedSetting, advice: Advice) -> list[TableCell | str]:
@@ -228,18 +225,20 @@ def _best_of_chains(advice: Advice) -> PageTable:
             best = max(
                 (s for s in settings if s.useful), key=lambda s: s.accuracy.mean, default=nearest_to_gate(settings)
             )
-            rows.append([TableCell(chain.title, f"{best.option} {best.value:g}"), *_cells(best, advice)])
+            rows.append([TableCell(chain.title, f"{chain.strength.option} {best.value:g}"), *_cells(best, advice)])
     return PageTable(["defence", *COLUMNS], rows)
 
 
 def _all_settings(advice: Advice) -> PageTable:
-    rows: list[list[TableCell | str]] = []
-    for chain in advice.chains:
-        for s in advice.of_chain(chain):
-            badge = "recommended" if advice.recommended is not None and s.name == advice.recommended.name else ""
-            rows.append([TableCell(f"{s.option} {s.value:g}", chain.title, badge, "clear"), *_cells(s, advice)])
-    for s in advice.checked:
-        rows.append([TableCell(f"{s.option} {s.value:g}", f"{s.title}, on other seeds"), *_cells(s, advice)])
+    def row(s: TriedSetting, note: str, badge: str = "") -> list[TableCell | str]:
+        return [
+            TableCell(f"{s.chain.strength.option} {s.value:g}", note, badge, "clear"),
+            *_cells(s, advice),
+        ]
+
+    settings = [s for chain in advice.chains for s in advice.of_chain(chain)]
+    rows = [row(s, s.chain.title, "recommended" if _is_recommended(advice, s) else "") for s in settings]
+    rows += [row(s, f"{s.chain.title}, on other seeds") for s in advice.checked]
     return PageTable(["setting", *COLUMNS], rows)
 
 
@@ -261,10 +260,10 @@ def advice_as_json(advice: Advice) -> dict[str, object]:
 
 
 def _setting_as_json(setting: TriedSetting) -> dict[str, object]:
-    accuracy, cost = mean_accuracy(setting.accuracies), setting.cost
+    accuracy, cost = setting.accuracy, setting.cost
     return {
-        "defence": setting.title,
-        "option": setting.option,
+        "defence": setting.chain.title,
+        "option": setting.chain.strength.option,
         "value": setting.value,
         "folder": setting.folder,
         "verdict": setting.state,
@@ -310,17 +309,17 @@ def _located_attack(table: AttackTable, folder: Path) -> AttackTable:
 
 def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield a table: its values, then a section for each table in it."""
-    sections = {key: value for key, value in table.items() if _is_section(value)}
+    sections = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
+    }
     yield from (f"{key} = {_value(value)}" for key, value in table.items() if key not in sections)
     for key, value in sections.items():
         title = f"{name}.{key}" if name else key
         for inner in value if isinstance(value, list) else [value]:
             yield from ("", f"[[{title}]]" if isinstance(value, list) else f"[{title}]")
             yield from _lines(inner, title)
-
-
-def _is_section(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def _value(value: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,14 +44,13 @@ CHECKS = 2
 
 
 class AdviceProgress(AuditProgress):
-    """Callbacks for the progress of the audits, and of the settings that they belong to."""
+    """Callbacks for the progress of the audits, and of the settings that they belong to; these do nothing."""
 
     def setting_started(self, name: str, number: int, most: int) -> None:
         """Report the setting that is audited now, its number, and the largest number of settings."""
-        return
 
     def setting_finished(self, setting: TriedSetting) -> None:
-        return
+        """Report what the audit of a setting measured."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ class Advice:
 
     def of_chain(self, chain: DefenceChain) -> list[TriedSetting]:
         """Return the settings of a chain, the weakest first."""
-        same = [s for s in self.tried if (s.title, s.option) == (chain.title, chain.strength.option)]
-        return sorted(same, key=lambda s: chain.strength.position(s.value))
+        return sorted((s for s in self.tried if s.chain is chain), key=lambda s: chain.strength.position(s.value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,28 +131,21 @@ class Auditor:
         return ChainSearch(chain, job, formal, stronger)
 
     def job(self, chain: DefenceChain, value: float, seeds: Sequence[int], *, attacks: bool = True) -> Job:
-        """Return the audit of a chain at a value, on a federation for each seed."""
+        """Return the audit of a chain at a value, on a federation for each seed.
+
+        Without `attacks` the plan's searches wait, and exact attacks and the game run alone.
+        """
         job = compile_plan(with_defences(self.plan, chain.at(value), seeds), self.folder)
         return job if attacks else replace(job, chosen=frozenset(job.attacks), effort=Effort.QUICK)
 
-    def is_finished(self, job: Job, place: str) -> bool:
-        """Return whether every case of an audit has a record; failed ones are tried again, but do not stop a search."""
-        return not missing_of(job, RecordFile(self.directory / place / RECORDS).read())
-
-    def audit(
-        self, chain: DefenceChain, value: float, seeds: Sequence[int], place: str, *, attacks: bool
-    ) -> TriedSetting:
-        """Audit a setting; without `attacks` the plan's searches wait, and exact attacks and the game run alone."""
-        return self.audit_job(chain, value, place, self.job(chain, value, seeds, attacks=attacks))
-
-    def audit_job(self, chain: DefenceChain, value: float, place: str, job: Job) -> TriedSetting:
+    def audit(self, chain: DefenceChain, value: float, place: str, job: Job) -> TriedSetting:
         """Run the audit of a setting, or read its records if it is finished; its page is written if any is new."""
         directory = self.directory / place
         before = _size(directory / RECORDS)
         result = run(job, directory, executor=self.executor, device=self.device, progress=self.progress)
         if _size(directory / RECORDS) != before or not (directory / REPORT).exists():
             write_report(directory)
-        setting = tried_setting(chain.title, chain.strength.option, value, place, job, result)
+        setting = tried_setting(chain, value, place, job, result)
         self.progress.setting_finished(setting)
         return setting
 
@@ -181,33 +171,27 @@ def advise(
         auditor = Auditor(plan, folder, directory, pool, device, progress or AdviceProgress())
         searches = [auditor.search(chain) for chain in chains]  # this also checks the plan
         claim(directory, digest("advice", *(s.chain.title for s in searches), *(s.job.digest for s in searches)))
-        tried, stopped = _explore(auditor, searches, minutes)
-        recommended, checked = _checked(auditor, chains, tried)
+        at_most = settings_of(plan).strengths * len(chains) + CHECKS
+        tried, stopped = _explore(auditor, searches, at_most, minutes)
+        recommended, checked = _checked(auditor, tried, at_most)
     sources = [source for search in searches for source in search.job.sources]
-    chance, one_class = chance_accuracy(sources), tests_of_one_class(sources)
     best = None
     if recommended is not None:
-        best = with_defences(plan, _chain_of(chains, recommended).at(recommended.value))
-    cleared = {(s.title, s.option) for s in tried if s.clear}
-    stronger = [
-        (s.chain, s.stronger)
-        for s in searches
-        if s.stronger is not None and (s.chain.title, s.chain.strength.option) not in cleared
-    ]
-    seeds, gate = len(auditor.seeds), plan.gate.value()
+        best = with_defences(plan, recommended.chain.at(recommended.value))
+    cleared = [s.chain for s in tried if s.clear]
     return Advice(
         plan.title,
-        gate,
+        plan.gate.value(),
         chains,
         tried,
         recommended,
         checked,
-        chance,
-        seeds,
+        chance_accuracy(sources),
+        len(auditor.seeds),
         stopped,
         best,
-        stronger=stronger,
-        one_class=one_class,
+        stronger=[(s.chain, s.stronger) for s in searches if s.stronger is not None and s.chain not in cleared],
+        one_class=tests_of_one_class(sources),
     )
 
 
@@ -216,7 +200,7 @@ def _size(path: Path) -> int:
 
 
 def _explore(
-    auditor: Auditor, searches: Sequence[ChainSearch], minutes: float | None
+    auditor: Auditor, searches: Sequence[ChainSearch], at_most: int, minutes: float | None
 ) -> tuple[list[TriedSetting], bool]:
     """Try one strength of each chain in turn; return what was tried, and whether the time was over before the end.
 
@@ -225,53 +209,48 @@ def _explore(
     tried: list[TriedSetting] = []
     began: float | None = None
     most = settings_of(auditor.plan).strengths
-    at_most = most * len(searches) + CHECKS
     for turn in range(most):
         for number, search in enumerate(searches, 1):
             chain, strength = search.chain, search.chain.strength
-            states = {s.value: s.state for s in tried if (s.title, s.option) == (chain.title, strength.option)}
+            states = {s.value: s.state for s in tried if s.chain is chain}
             value = next_strength(strength, states, search.formal, most, too_weak=search.stronger is not None)
             if value is None:
                 continue
             place, at_end = f"{number}-{strength.option}-{value:g}", value in (strength.at(0.0), strength.at(1.0))
             job = auditor.job(chain, value, auditor.seeds, attacks=at_end)
-            if minutes is not None and not auditor.is_finished(job, place):
+            # Failed cases are tried again, but do not stop a search.
+            if minutes is not None and missing_of(job, RecordFile(auditor.directory / place / RECORDS).read()):
                 now = time.monotonic()
                 began = now if began is None else began
                 if now - began > 60 * minutes:
                     return tried, True
             auditor.progress.setting_started(chain.setting(value), turn * len(searches) + number, at_most)
-            tried.append(auditor.audit_job(chain, value, place, job))
+            tried.append(auditor.audit(chain, value, place, job))
     return tried, False
 
 
 def _checked(
-    auditor: Auditor, chains: Sequence[DefenceChain], tried: list[TriedSetting]
+    auditor: Auditor, tried: list[TriedSetting], at_most: int
 ) -> tuple[TriedSetting | None, list[TriedSetting]]:
     """Return the cheapest setting that meets the gate with the named attacks too, and on other seeds; and the checks.
 
     A setting that fails takes its new verdict in `tried`.
     """
     checked: list[TriedSetting] = []
-    at_most = settings_of(auditor.plan).strengths * len(chains) + CHECKS
     while candidates := by_utility(tried):
         best = candidates[0]
         auditor.progress.setting_started(f"check of {best.name}", at_most - 1, at_most)
-        audit = partial(auditor.audit, _chain_of(chains, best), best.value, attacks=True)
-        full = audit(seeds=auditor.seeds, place=best.folder)
+        chain = best.chain
+        full = auditor.audit(chain, best.value, best.folder, auditor.job(chain, best.value, auditor.seeds))
         place = tried.index(best)
         tried[place] = full
         if not full.clear:
             continue
         auditor.progress.setting_started(f"check of {best.name} on other seeds", at_most, at_most)
         others = range(auditor.seeds.stop, auditor.seeds.stop + len(auditor.seeds))
-        again = audit(seeds=others, place=f"{CHECKED}-{best.folder}")
+        again = auditor.audit(chain, best.value, f"{CHECKED}-{best.folder}", auditor.job(chain, best.value, others))
         checked.append(again)
         if again.useful:
             return full, checked
         tried[place] = replace(full, state=again.state, learned=again.learned)
     return None, checked
-
-
-def _chain_of(chains: Sequence[DefenceChain], setting: TriedSetting) -> DefenceChain:
-    return next(c for c in chains if (c.title, c.strength.option) == (setting.title, setting.option))

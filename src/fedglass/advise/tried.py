@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import scipy
 from torch import Tensor
 
+from fedglass.advise.search import DefenceChain
 from fedglass.audit.audit import AuditResult, Job
 from fedglass.audit.simulated import Simulated
 from fedglass.verdict.gate import Gate, State, Tally
@@ -62,9 +63,7 @@ def _students_interval(values: Sequence[float]) -> tuple[float, float]:
 class TriedSetting:
     """One chain at one strength, audited on some seeds."""
 
-    title: str
-    """The chain."""
-    option: str
+    chain: DefenceChain
     value: float
     folder: str
     """Folder of the audit, below the output directory."""
@@ -83,10 +82,10 @@ class TriedSetting:
     """The named attacks that were run."""
     learned: bool = True
     """Whether the model is better than naming the commonest class."""
-    accuracy: AccuracyEstimate = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "accuracy", mean_accuracy(self.accuracies))
+    @property
+    def accuracy(self) -> AccuracyEstimate:
+        return mean_accuracy(self.accuracies)
 
     @property
     def cost(self) -> tuple[float, float] | None:
@@ -106,16 +105,15 @@ class TriedSetting:
 
     @property
     def name(self) -> str:
-        return f"{self.title}, {self.option} {self.value:g}"
+        return self.chain.setting(self.value)
 
 
-def tried_setting(title: str, option: str, value: float, folder: str, job: Job, result: AuditResult) -> TriedSetting:
+def tried_setting(chain: DefenceChain, value: float, folder: str, job: Job, result: AuditResult) -> TriedSetting:
     """Return what an audit of one federation for each seed measured."""
     accuracies, undefended = (tuple(_by_seed(job, result.records, name)) for name in (ACCURACY, UNDEFENDED))
     tallies = [tally for tally in job.gate.tally(result.records) if not tally.oracle]
     return TriedSetting(
-        title,
-        option,
+        chain,
         value,
         folder,
         result.verdict.state,
@@ -212,7 +210,9 @@ def nearest_to_gate(settings: Iterable[TriedSetting]) -> TriedSetting:
 def distance_in_words(setting: TriedSetting, gate: Gate) -> str:
     """Return how far a setting is from the gate.
 
-    >>> setting = TriedSetting("dpsgd", "noise_multiplier", 1.0, "", "inconclusive", (0.8, 0.8), (), 0.01, 0.3)
+    >>> from fedglass.defend.per_example import Strength
+    >>> chain = DefenceChain("dpsgd", (), 0, Strength("noise_multiplier", 0.1, 10.0))
+    >>> setting = TriedSetting(chain, 1.0, "", "inconclusive", (0.8, 0.8), (), 0.01, 0.3)
     >>> distance_in_words(setting, Gate())
     'certified 30 %, the gate allows 5 %'
     """
@@ -228,7 +228,9 @@ def distance_in_words(setting: TriedSetting, gate: Gate) -> str:
 def cost_in_words(setting: TriedSetting) -> str:
     """Return what a setting costs against no defence on the same seeds; empty if that was not measured.
 
-    >>> cost_in_words(TriedSetting("dpsgd", "clip", 1.0, "", "clear", (0.84, 0.88), (0.95, 0.96), None, None))
+    >>> from fedglass.defend.per_example import Strength
+    >>> chain = DefenceChain("dpsgd", (), 0, Strength("clip", 10.0, 0.1))
+    >>> cost_in_words(TriedSetting(chain, 1.0, "", "clear", (0.84, 0.88), (0.95, 0.96), None, None))
     'It costs 9.5 points of accuracy against no defence (-9.56 to 28.6, paired by seed), which has 95.5 %.'
     """
     if setting.cost is None:

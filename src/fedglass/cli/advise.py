@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +20,6 @@ from fedglass.cli.options import (
     importable,
     output_options,
 )
-
-if TYPE_CHECKING:
-    from fedglass.advise.run import Advice
 
 RECOMMENDED, ANSWER = "recommended.toml", "advice.json"
 
@@ -94,20 +90,21 @@ def advise(
     with AdviceScreen(output.quiet) as screen:
         advice = run_advice(parsed, folder, directory, executor=executor, device=kind, progress=screen, minutes=minutes)
     advice = replace(advice, code=code_arguments(folders))
-    answer = {**page.advice_as_json(advice), "device": kind.type, "paths": _paths(directory, advice)}
+    recommended = directory / RECOMMENDED
+    paths = {
+        "directory": str(directory),
+        "report": str(directory / page.REPORT),
+        "recommended": None if advice.plan is None else str(recommended),
+    }
+    answer = {**page.advice_as_json(advice), "device": kind.type, "paths": paths}
     write_atomic(directory / ANSWER, json.dumps(answer, indent=1, allow_nan=False) + "\n")
     if advice.plan is not None:
         remark = f"Written by fedglass advise. {page.lead_of(advice)}"
-        write_atomic(directory / RECOMMENDED, plan_text(advice.plan, folder, (remark,)))
-    page.write_advice(directory, advice, str(directory / RECOMMENDED))
+        write_atomic(recommended, plan_text(advice.plan, folder, (remark,)))
+    page.write_advice(directory, advice, str(recommended))
     output.say(page.heading_of(advice).upper())
-    for line in (page.lead_of(advice), *page.caveats_of(advice, str(directory / RECOMMENDED)), page.compared(advice)):
+    for line in (page.lead_of(advice), *page.caveats_of(advice, str(recommended)), page.compared(advice)):
         output.say(line)
     output.say(f"Report: {directory / page.REPORT}")
     output.answer(answer)
     ctx.exit(advice.exit_code)
-
-
-def _paths(directory: Path, advice: Advice) -> dict[str, str | None]:
-    recommended = None if advice.plan is None else str(directory / RECOMMENDED)
-    return {"directory": str(directory), "report": str(directory / "report.html"), "recommended": recommended}

@@ -202,7 +202,7 @@ def _perform(
     execution: ExecutorOptions,
     device: str,
     output: Output,
-    baseline: FindingBaseline | None = None,
+    baseline: FindingBaseline,
 ) -> tuple[AuditResult, str]:
     """Run a job with progress on stderr, print its result as text, and return it with the device."""
     from fedglass.api import run_and_report
@@ -224,7 +224,7 @@ def _perform(
             device=kind,
             progress=screen,
             executor=executor,
-            baseline=baseline or baseline_of(None),
+            baseline=baseline,
         )
     if output.in_words:
         say_result(result, kind, simulated=any(isinstance(source, Simulated) for source in job.sources))
@@ -296,7 +296,7 @@ def _audited(
 
     job = compile_plan(parse_plan(plan), Path.cwd(), plan)
     job = replace(job, chosen=frozenset(job.attacks)) if stops else job
-    result, kind = _perform(job, place, execution, device, output)
+    result, kind = _perform(job, place, execution, device, output, baseline_of(None))
     if result.verdict.exit_code:
         output.say(f"In a pipeline, `fedglass audit` would exit with {result.verdict.exit_code} here.")
     return result, kind

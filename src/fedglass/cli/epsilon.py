@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,13 @@ import click
 
 from fedglass.cli.options import COUNT, PATH, Output, announce, code_option, importable, output_options
 from fedglass.core.errors import DataError, UsageError
-from fedglass.core.text import some
+from fedglass.core.text import count, some
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from fedglass.audit.epsilon import Accounted, CanaryScores, EpsilonAudit
     from fedglass.cli.progress import Bars
-    from fedglass.recordings.format import ArrayFacts
     from fedglass.recordings.privacy import CanaryKey
     from fedglass.recordings.reader import Bundle
 
@@ -139,7 +137,10 @@ def _of_plan(
         name = ", ".join(filter(None, [simulation.name, client.name, *swept]))
         with Bars(output.quiet) as bars:
             task = bars.bars.add_task(f"canaries of {name}", total=None)
-            show = partial(_show, bars, task)
+
+            def show(done: int, total: int, bars: Bars = bars, task: TaskID = task) -> None:
+                bars.bars.update(task, completed=done, total=total)
+
             audit = simulated_epsilon(
                 simulation.federation,
                 client,
@@ -152,10 +153,6 @@ def _of_plan(
                 progress=show,
             )
         yield audit
-
-
-def _show(bars: Bars, task: TaskID, done: int, total: int) -> None:
-    bars.bars.update(task, completed=done, total=total)
 
 
 def _of_bundle(
@@ -175,8 +172,7 @@ def _of_bundle(
         scores = pooled([_scores(bundle, *message) for message in messages])
         said = with_declared(_accounted(bundle, *messages[0], delta), declared, gaussian)
         names = sorted({client for client, _, _ in messages})
-        count = f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
-        yield judge_scores(f"{some(names, SHOWN_CLIENTS)}, {count}", scores, said, delta)
+        yield judge_scores(f"{some(names, SHOWN_CLIENTS)}, {count(len(messages), 'message')}", scores, said, delta)
 
 
 def _scores(bundle: Bundle, client: str, index: int, key: CanaryKey) -> CanaryScores:
@@ -208,10 +204,7 @@ def _accounted(bundle: Bundle, client: str, index: int, key: CanaryKey, delta: f
     training = participant.training or (Training(lr=1.0) if key.unit == "update" else None)
     if protection is None or training is None:
         return Accounted(None, None, False, "The bundle does not say how the noise was made.")
-    entries = sum(math.prod(array.shape) for array in _received(bundle, client, index))
-    return accounted_release(protection, training, participant.examples, entries, delta)
-
-
-def _received(bundle: Bundle, client: str, index: int) -> list[ArrayFacts]:
     message = bundle.message(client, index)
-    return [] if message is None or message.received is None else list(message.received.arrays)
+    received = [] if message is None or message.received is None else message.received.arrays
+    entries = sum(math.prod(array.shape) for array in received)
+    return accounted_release(protection, training, participant.examples, entries, delta)

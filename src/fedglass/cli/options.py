@@ -149,18 +149,21 @@ def announce(plan: Plan, output: Output) -> None:
     """Print which code outside fedglass the plan is about to run."""
     from fedglass.plan.options import code_of
 
-    names = ", ".join(map(str, code_of(plan)))
-    if names:
-        output.note(f"This plan runs code outside fedglass: {names}. If it is not yours, read that code first.")
+    if codes := code_of(plan):
+        _warn_of_code("This plan", ", ".join(map(str, codes)), output)
 
 
 def announce_named(model: str | None, public: str | None, output: Output) -> None:
     """Print that a model or a data set is code outside fedglass, before it runs."""
     from fedglass.plan.options import code_named
 
-    named = {"models": model, "datasets": public}
-    for code in (code for kind, name in named.items() if name is not None for code in code_named(kind, name)):
-        output.note(f"This runs code outside fedglass: {code}. If it is not yours, read that code first.")
+    for kind, name in (("models", model), ("datasets", public)):
+        for code in () if name is None else code_named(kind, name):
+            _warn_of_code("This", str(code), output)
+
+
+def _warn_of_code(who: str, code: str, output: Output) -> None:
+    output.note(f"{who} runs code outside fedglass: {code}. If it is not yours, read that code first.")
 
 
 PROCESSES = "processes"

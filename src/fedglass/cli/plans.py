@@ -31,7 +31,6 @@ from fedglass.core.registry import KINDS, Entry, entries, listed_name
 
 if TYPE_CHECKING:
     from fedglass.audit.target import Section
-    from fedglass.plan.options import Code
 
 PLAN, DEMO, PEER_DEMO = (
     (Path(__file__).with_name("templates") / f"{name}.toml").read_text(encoding="utf-8")
@@ -143,7 +142,8 @@ def check(ctx: click.Context, plan: Path, no_code: bool, folders: tuple[Path, ..
         sections = [*search, *threat_model(job), (time, describe_time(job, cores()))]
     if output.in_words:
         show_sections(sections)
-        _show_soundness(unchecked, plan)
+        rest = f", except for code that was not checked: {', '.join(map(str, unchecked))}" if unchecked else ""
+        click.secho(plain(f"{plan} is sound{rest}."), fg="yellow" if unchecked else "green")
     output.answer(
         {
             "plan": str(plan),
@@ -162,14 +162,6 @@ def show_sections(sections: Sequence[Section]) -> None:
         click.secho(plain(title), bold=True)
         for line in lines:
             click.echo(click.wrap_text(plain(line), width(), "  ", "    "))
-
-
-def _show_soundness(unchecked: Sequence[Code], plan: Path) -> None:
-    if not unchecked:
-        click.secho(plain(f"{plan} is sound."), fg="green")
-        return
-    names = ", ".join(map(str, unchecked))
-    click.secho(plain(f"{plan} is sound, except for code that was not checked: {names}."), fg="yellow")
 
 
 @click.command(short_help="Print the JSON schema of a plan, for editors.")
@@ -212,17 +204,16 @@ def _listed(name: str, summary: str, **facts: str) -> Listed:
 def registered(kind: str) -> list[Listed]:
     """Return the parts of a kind, built in or from installed packages, and how to name your own."""
     needed = OWN_CODE.get(kind, f"a function or a class that makes the {KINDS[kind].noun}")
-    return [*map(_registered, entries(kind)), _listed("package.module:name", f"your own: {needed}")]
-
-
-def _registered(entry: Entry) -> Listed:
-    problem, facts = entry.problem, dict[str, str]()
-    try:
-        facts = {} if problem else _facts(entry)
-    except UsageError as error:
-        problem = str(error)
-    facts |= {"paper": entry.paper, "from": entry.origin, "not_usable": problem}
-    return _listed(entry.name if problem else listed_name(entry), entry.summary, **facts)
+    listed = []
+    for entry in entries(kind):
+        problem, facts = entry.problem, dict[str, str]()
+        try:
+            facts = {} if problem else _facts(entry)
+        except UsageError as error:
+            problem = str(error)
+        facts |= {"paper": entry.paper, "from": entry.origin, "not_usable": problem}
+        listed.append(_listed(entry.name if problem else listed_name(entry), entry.summary, **facts))
+    return [*listed, _listed("package.module:name", f"your own: {needed}")]
 
 
 def _facts(entry: Entry) -> dict[str, str]:

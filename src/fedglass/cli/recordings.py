@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedglass.cli.options import PATH, Output, output_options
-from fedglass.core.text import EPSILON_MEANING, some, values_by_key
+from fedglass.core.text import EPSILON_MEANING, count, ranges, some, values_by_key
 
 if TYPE_CHECKING:
     from fedglass.recordings.facts import FactSheet
@@ -91,7 +90,7 @@ def record_info(ctx: click.Context, bundle: Path, output: Output) -> None:
 
 def _lines(info: Mapping[str, Any]) -> Iterator[str]:
     rounds = {round_["round"]: round_ for round_ in info["rounds"]}
-    yield f"{info['bundle']}: {_count(len(rounds), 'round')}, {_count(len(info['clients']), 'client')}, complete."
+    yield f"{info['bundle']}: {count(len(rounds), 'round')}, {count(len(info['clients']), 'client')}, complete."
     yield from (f"  {line}" for line in _fact_lines(info["facts"]))
     for line, indices in values_by_key((_round_line(round_), index) for index, round_ in rounds.items()).items():
         yield f"{_round_numbers(indices)}: {line}"
@@ -116,8 +115,8 @@ def _round_line(round_: Mapping[str, Any]) -> str:
     absent = f", absent: {_client_names(missing)}" if missing else ""
     personalised = [message["client"] for message in messages if message["sent_own"]]
     own_model = f", a model of its own for {_client_names(personalised)}" if personalised else ""
-    count = _count(sum(message["received"] for message in messages), "message")
-    return f"{' and '.join(models) or 'no global model'}{own_model}, {count}{absent}"
+    messages_received = count(sum(message["received"] for message in messages), "message")
+    return f"{' and '.join(models) or 'no global model'}{own_model}, {messages_received}{absent}"
 
 
 def _round_numbers(indices: Iterable[int]) -> str:
@@ -127,9 +126,7 @@ def _round_numbers(indices: Iterable[int]) -> str:
     'Rounds 1 to 3, 7'
     """
     numbers = sorted(set(indices))
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return f"Round{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
+    return f"Round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
 
 
 def _client_names(names: Iterable[str]) -> str:
@@ -180,7 +177,7 @@ def _audit_lines(info: Mapping[str, Any]) -> Iterator[str]:
     without_loss = [attack for attack in impossible if Fact.LOSS.value in attack["missing"]]
     if without_loss:
         yield (
-            f"  {_count(len(without_loss), 'attack')} by gradient matching "
+            f"  {count(len(without_loss), 'attack')} by gradient matching "
             f"{'lacks' if len(without_loss) == 1 else 'lack'} {Fact.LOSS.words}: name it as training.loss in a plan."
         )
     for attack in impossible:
@@ -215,7 +212,3 @@ def _shortened(value: object) -> str:
         return f"{len(value)} times {json.dumps(value[0])}"
     text = json.dumps(value)
     return text if len(text) <= MOST_LETTERS_OF_A_FACT else text[:MOST_LETTERS_OF_A_FACT] + "..."
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedglass.cli.options import PATH, Output, output_options
+from fedglass.core.text import count
 
 if TYPE_CHECKING:
     from fedglass.verdict.outcomes import FindingBaseline, Outcome
@@ -53,7 +54,6 @@ def say_baseline(baseline: FindingBaseline, outcomes: Sequence[Outcome], output:
 def note_changed(directory: Path, output: Output, consequence: str) -> None:
     """Say which records or files were changed or deleted after they were written, if any were."""
     from fedglass.verdict.directory import RECORDS, RecordFile
-    from fedglass.verdict.texts import count
 
     file = RecordFile(directory / RECORDS)
     changed, missing = len(file.changed()), file.missing()

@@ -43,27 +43,31 @@ def say_known(name: str | None, output: Output) -> None:
 
 
 def _say_one(of: Table, output: Output) -> None:
-    from fedglass.reproduce.cases import method_titles
-    from fedglass.reproduce.paper import paper_of
-
-    methods = method_titles(of) if of.name in paper_of(of).tables else {}
-    if output.as_json:
-        listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
-        measures = {name: measure.title for name, measure in of.measures.items()}
-        output.answer({**of_table(of), "measures": measures, "rows": _rows(of), "methods": listed})
-    elif output.quiet:
-        for method in methods:
-            click.echo(method)
-    else:
-        _print_one(of, methods)
-
-
-def _print_one(of: Table, methods: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
+    from fedglass.reproduce.cases import method_titles
+    from fedglass.reproduce.paper import paper_of
     from fedglass.reproduce.tables import number, setting_text
 
+    methods = method_titles(of) if of.name in paper_of(of).tables else {}
+    if output.as_json:
+        rows = [
+            {
+                "row": row.number,
+                "setting": dict(row.setting),
+                "paper": {key: {m: of_printed(values[m]) for m in of.measures} for key, values in row.values.items()},
+            }
+            for row in of.rows
+        ]
+        listed = [{"name": key, "title": title, "published": key in of.methods} for key, title in methods.items()]
+        measures = {name: measure.title for name, measure in of.measures.items()}
+        output.answer({**of_table(of), "measures": measures, "rows": rows, "methods": listed})
+        return
+    if output.quiet:
+        for method in methods:
+            click.echo(method)
+        return
     console = Console(highlight=False)
     console.print(f"{of.name}: {of.title}\n{of.source}", markup=False, soft_wrap=True)
     grid = Grid("row", *of.columns.values(), "method", *(measure.title for measure in of.measures.values()))
@@ -102,17 +106,6 @@ def say_comparison(of: Table, output: Output) -> bool:
         for note in of.notes:
             console.print(note, markup=False, soft_wrap=True)
     return True
-
-
-def _rows(of: Table) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row.number,
-            "setting": dict(row.setting),
-            "paper": {method: {m: of_printed(values[m]) for m in of.measures} for method, values in row.values.items()},
-        }
-        for row in of.rows
-    ]
 
 
 LIST = "list"
@@ -362,11 +355,9 @@ def campaign(
     from fedglass.cli.progress import Screen
     from fedglass.cli.reproduced import answer_of_campaign, count_remaining, measures_in_words, say_campaign
     from fedglass.reproduce.campaign import append_computed, cheapest_first, entries, plan_campaign, run_campaign
-    from fedglass.reproduce.results import read_results
+    from fedglass.reproduce.results import places_of, read_results
 
-    stored = read_results(results)
-    for problem in stored.problems:
-        output.note(problem)
+    stored = read_results(results, output.note)
     chosen = entries(only)
     planned = plan_campaign(chosen, stand_ins, data, seed, named(weights))
     if dry_run:
@@ -377,7 +368,7 @@ def campaign(
         written = run_campaign(
             cheapest_first(planned), place, results, execution.executor(), execution.count(), hours, screen
         )
-    remaining = count_remaining(planned, read_results(results).places())
+    remaining = count_remaining(planned, places_of(read_results(results)))
     output.say(
         f"{written.written + computed} results were added to {results}; {remaining} runs of the campaign are left."
     )
@@ -397,9 +388,10 @@ def results_page(results: Path, findings: Path | None, file: Path, output: Outpu
     from fedglass.reproduce.results import read_results
     from fedglass.reproduce.results_page import page, read_findings
 
-    stored = read_results(results)
-    for problem in stored.problems:
+    problems = list[str]()
+    stored = read_results(results, problems.append)
+    for problem in problems:
         output.note(problem)
-    write_atomic(file, page(stored.lines, read_findings(findings or results.parent / "findings")))
+    write_atomic(file, page(stored, read_findings(findings or results.parent / "findings")))
     output.say(f"Page: {file}")
-    output.answer({"page": str(file), "results": len(stored.lines), "skipped": list(stored.problems)})
+    output.answer({"page": str(file), "results": len(stored), "skipped": problems})

@@ -17,7 +17,7 @@ from fedglass.cli.reproduce import of_printed
 from fedglass.reproduce.campaign import Entry, PlannedRun
 from fedglass.reproduce.cases import Cell, cases_of
 from fedglass.reproduce.compare import ComparedCell, describe_data, describe_spread, measures_of, remarks
-from fedglass.reproduce.results import Place, Results
+from fedglass.reproduce.results import Place, Result, places_of
 from fedglass.reproduce.run import cases_without_network, describe_cost, experiment_seconds
 from fedglass.reproduce.tables import Figure, Table
 from fedglass.verdict.directory import RECORDS
@@ -135,9 +135,9 @@ def measures_in_words(record: Record) -> str:
     return ", ".join([*texts, f"{record.seconds:.0f} s"])
 
 
-def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Results, output: Output) -> None:
+def say_campaign(planned: Sequence[tuple[Entry, list[PlannedRun]]], stored: Sequence[Result], output: Output) -> None:
     """Print the entries of a campaign in order, with the runs that are left and their cost on one core."""
-    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), stored.places()
+    grid, done = Grid("", "table", "rows", "methods", "runs left", "on one core", "why"), places_of(stored)
     for number, (entry, runs) in enumerate(planned, 1):
         remaining = [run for run in runs if run.place not in done]
         cost = duration(sum(run.seconds for run in remaining)) if remaining else "-"

@@ -170,14 +170,9 @@ def summaries(kind: str) -> dict[str, str]:
 
 def find(kind: str, name: str) -> Entry:
     """Return the part of that name: built in, registered, of an installed package, or `package.module:name`."""
-    if (ours := _own(kind, name)) is not None:
-        return ours
-    for point in _points(kind):
-        if point.name == name:
-            return _loaded(kind, point)
-    for entry in _registered(kind):
-        if entry.name == name:
-            return entry
+    place = _place(kind, name)
+    if place is not None:
+        return place if isinstance(place, Entry) else _loaded(kind, place)
     if ":" in name:
         value = imported(KINDS[kind].noun, name, KINDS[kind].error)
         return _described(Entry(kind, name, value, "", origin=name))
@@ -200,13 +195,10 @@ def origin_of(kind: str, name: str) -> str:
     >>> origin_of("models", "lenet"), origin_of("models", "mypackage.models:make")
     ('built in', 'mypackage.models:make')
     """
-    if _own(kind, name) is not None:
-        return BUILT_IN
-    for point in _points(kind):
-        if point.name == name:
-            return _package(point)
-    registered = (entry.origin for entry in _registered(kind) if entry.name == name)
-    return next(registered, name)
+    place = _place(kind, name)
+    if place is None:
+        return name
+    return place.origin if isinstance(place, Entry) else _package(place)
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
@@ -280,6 +272,14 @@ def _own(kind: str, name: str) -> Entry | None:
             if entry.built_in and entry.name == name:
                 return entry
     return built_in(kind).get(name)
+
+
+def _place(kind: str, name: str) -> Entry | EntryPoint | None:
+    """Return what has that name: a built-in part, the entry point of an installed package, or a registered part."""
+    if (ours := _own(kind, name)) is not None:
+        return ours
+    others: list[Entry | EntryPoint] = [*_points(kind), *_registered(kind)]
+    return next((other for other in others if other.name == name), None)
 
 
 def _called_like(name: str, package: str) -> Iterator[str]:

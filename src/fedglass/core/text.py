@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import groupby
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -40,6 +41,25 @@ def some(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> count(1, "image"), count(3, "image")
+    ('1 image', '3 images')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers in their order, with runs of them as ranges.
+
+    >>> ranges([1, 2, 3, 7])
+    '1 to 3, 7'
+    """
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def values_by_key(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

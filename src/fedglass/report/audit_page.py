@@ -20,7 +20,7 @@ from fedglass.verdict.doubts import DoubtKind
 from fedglass.verdict.gate import Gate, attacks_in
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import reads, serious_doubts
-from fedglass.verdict.outcomes import NO_BASELINE, FindingBaseline, JudgedAudit, Outcome, read_audit
+from fedglass.verdict.outcomes import NO_BASELINE, FindingBaseline, JudgedAudit, read_audit
 from fedglass.verdict.records import Picture, Record, grouped
 from fedglass.verdict.summary import ScoredImage, by_attack, by_view, rank, scales_of
 from fedglass.verdict.texts import count, percent
@@ -75,14 +75,12 @@ FIRST = 3
 FILM = "steps of the refinement"
 
 
-def write_report(
-    directory: Path, output: Path | None = None, baseline: FindingBaseline = NO_BASELINE, pictures: bool = True
-) -> Path:
+def write_report(directory: Path, output: Path | None = None, baseline: FindingBaseline = NO_BASELINE) -> Path:
     """Write the page of an audit directory, by default to `report.html` in it, and return its path.
 
     An audit that was stopped early can be reported too; its page says that it is incomplete.
     """
-    return write_page(output or directory / REPORT, audit_page(read_audit(directory, baseline), pictures))
+    return write_page(output or directory / REPORT, audit_page(read_audit(directory, baseline)))
 
 
 def audit_page(audit: JudgedAudit, pictures: bool = True) -> str:
@@ -92,7 +90,13 @@ def audit_page(audit: JudgedAudit, pictures: bool = True) -> str:
     groups = by_attack(records, gate)
     views, album = by_view(records, gate), Album(directory, shows=pictures)
     ranked = _distinct(rank(records, gate), album)
-    worst = _gallery(ranked, records, gate, scales, album, names)
+    record_by_key = {record.key: record for record in records}
+    shown = [case for place, case in enumerate(ranked) if place < SHOWN or case.recovered or case.near]
+    worst = [
+        _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
+        for case in shown
+        if case.picture is not None
+    ]
     unscored, more_unscored = _all_unscored(records, album, names)
     energies, more_energies = sections.energy_figures(records, groups, names)
     utility, utility_plot = sections.utility_table(views or groups, gate, names)
@@ -108,7 +112,13 @@ def audit_page(audit: JudgedAudit, pictures: bool = True) -> str:
         overview=overview(records, audit.verdict, gate, names),
         facts=_facts(records, gate, ranked, audit.missing),
         gate=gate,
-        accepted=_accepted_table(audit.baseline, audit.outcomes),
+        accepted=PageTable(
+            ["finding", "record", "what it says", "reason", "accepted until"],
+            [
+                [f"{o.record.attack}: {o.title}", o.record.key, o.sentence, entry.reason, str(entry.expires)]
+                for o, entry in audit.baseline.accepted(audit.outcomes)
+            ],
+        ),
         remarks_on_baseline=audit.baseline.remarks(audit.outcomes),
         worst=worst,
         first=(worst or unscored)[:FIRST],
@@ -143,15 +153,6 @@ def audit_page(audit: JudgedAudit, pictures: bool = True) -> str:
     )
 
 
-def _accepted_table(baseline: FindingBaseline, outcomes: Sequence[Outcome]) -> PageTable:
-    """Return the findings that the baseline accepts, with the reason and the last day."""
-    rows = [
-        [f"{o.record.attack}: {o.title}", o.record.key, o.sentence, entry.reason, str(entry.expires)]
-        for o, entry in baseline.accepted(outcomes)
-    ]
-    return PageTable(["finding", "record", "what it says", "reason", "accepted until"], list(map(list, rows)))
-
-
 def _facts(
     records: Sequence[Record], gate: Gate, ranked: Sequence[ScoredImage], missing: int | None
 ) -> list[tuple[str, str]]:
@@ -182,19 +183,6 @@ def _distinct(ranked: Sequence[ScoredImage], album: Album) -> list[ScoredImage]:
         if case.picture is not None:
             by_original.setdefault(album.content(case.picture.original) or case.picture.original, case)
     return list(by_original.values())
-
-
-def _gallery(
-    ranked: Sequence[ScoredImage], records: Sequence[Record], gate: Gate, scales: Scales, album: Album, names: Names
-) -> list[Pair]:
-    """Return private images next to their closest reconstructions: all recovered ones, and others up to a number."""
-    record_by_key = {record.key: record for record in records}
-    shown = [case for place, case in enumerate(ranked) if place < SHOWN or case.recovered or case.near]
-    return [
-        _pair(case, case.picture, gate, scales, album, _origin(record_by_key[case.key], case.owner, names))
-        for case in shown
-        if case.picture is not None
-    ]
 
 
 def _origin(record: Record, owner: str | None, names: Names) -> list[str]:

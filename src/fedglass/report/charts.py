@@ -69,7 +69,7 @@ def interval_plot(title: str, rows: Sequence[ChartRow], threshold: float | None,
     if threshold is not None:
         x = axis.at(threshold)
         start, end = (x, WIDTH - EDGE) if higher_leaks else (EDGE, x)
-        parts.insert(0, f'<rect class="zone" x="{start:.1f}" y="0" width="{end - start:.1f}" height="{bottom}"/>')
+        parts.insert(0, _zone(start, end, 0, bottom))
         parts += [_line("limit", x, top, x, low) for top, low in bands]
     for number, row in enumerate(rows):
         y = 13 + ROW * number
@@ -103,18 +103,16 @@ def energy_chart(
     """Draw the energy over the iterations on a log scale; dashed: the true data, dotted: a blind guess."""
     shown = [curve for curve in curves if len(curve)][:SHOWN]
     levels = [*sorted(set(truth))[:SHOWN], *sorted(set(blind))[:SHOWN]]
-    top, bottom, start = 8, 168, START
+    top, bottom = 8, 168
     y = _energy_axis([v for curve in shown for v in curve] + levels, bottom, top)
-    parts = _y_grid(y, start)
     last = iterations if iterations is not None else max((len(c) - 1 for c in shown), default=1)
-    parts += _x_axis(Axis(0, max(last, 1), start, WIDTH - EDGE), [(top, bottom)], bottom)
+    parts = _axes(Axis(0, max(last, 1), START, WIDTH - EDGE), y)
     for kind, values in (("blind", blind), ("truth", truth)):
-        parts += [_line(kind, start, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
+        parts += [_line(kind, START, y.at(v), WIDTH - EDGE, y.at(v)) for v in sorted(set(values))[:SHOWN]]
     for number, curve in enumerate(shown):
-        x = Axis(0, max(len(curve) - 1, 1), start, WIDTH - EDGE)
+        x = Axis(0, max(len(curve) - 1, 1), START, WIDTH - EDGE)
         parts.append(_polyline(f"curve c{number % 4}", _placed(curve, x, y)))
-    parts.append(_x_title("iteration", bottom))
-    return _svg(title, parts, bottom + 38)
+    return _with_key(title, parts, "iteration", bottom)
 
 
 def trade_off(
@@ -129,12 +127,12 @@ def trade_off(
 
     A single series is named at its line. Several series have a key below, where their names cannot hide each other.
     """
-    top, bottom, start = 22, 190, START
+    top, bottom = 22, 190
     everything = [point for points in series.values() for point in points]
     scaled = _logarithmic if log else _linear
-    x = scaled([p[0] for p in everything], start, WIDTH - EDGE)
+    x = scaled([p[0] for p in everything], START, WIDTH - EDGE)
     y = scaled([p[1] for p in everything], bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom)]
+    parts = _axes(x, y, y_title)
     for number, (label, points) in enumerate(series.items()):
         places = [(x.at(a), y.at(b)) for a, b in sorted(points)]
         parts += _curve(number, places)
@@ -142,9 +140,7 @@ def trade_off(
             # At the higher end, where the line runs away below the text.
             (a, b), anchor = (places[0], "start") if places[0][1] < places[-1][1] else (places[-1], "end")
             parts.append(_text("name", a, b - 8, _clip(label, 30), anchor, full=label))
-    parts.append(_x_title(x_title, bottom))
-    below = list(series) if len(series) > 1 else []
-    return _svg(title, parts + _key(below, start, bottom + 52), bottom + 38 + KEY * len(below))
+    return _with_key(title, parts, x_title, bottom, list(series) if len(series) > 1 else [])
 
 
 @dataclass(frozen=True)
@@ -175,39 +171,34 @@ def front_chart(
 
     The side above `limit` is shaded. Dotted: a blind guess, upright, and up to two `levels` of the vertical axis.
     """
-    top, bottom, start = 22, 190, START
+    top, bottom = 22, 190
     points = [point for some in series.values() for point in some]
-    x = Axis(span[0], span[1], start, WIDTH - EDGE, log=True)
+    x = Axis(span[0], span[1], START, WIDTH - EDGE, log=True)
     y = _linear([*levels.values(), *(v for p in points for v in (p.low, p.high))], bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom)]
+    parts = _axes(x, y, y_title)
     if limit is not None:
-        width = WIDTH - EDGE - x.at(limit)
-        parts.insert(
-            0, f'<rect class="zone" x="{x.at(limit):.1f}" y="{top}" width="{width:.1f}" height="{bottom - top}"/>'
-        )
+        parts.insert(0, _zone(x.at(limit), WIDTH - EDGE, top, bottom))
         parts.append(_line("limit", x.at(limit), top, x.at(limit), bottom))
     parts.append(_line("blind", x.at(blind), top, x.at(blind), bottom))
     for (name, level), anchor in zip(levels.items(), ("end", "start"), strict=False):  # on two sides: they may be close
-        parts.append(_line("blind", start, y.at(level), WIDTH - EDGE, y.at(level)))
-        parts.append(_text("tick", start + 4 if anchor == "start" else WIDTH - EDGE, y.at(level) - 4, name, anchor))
+        parts.append(_line("blind", START, y.at(level), WIDTH - EDGE, y.at(level)))
+        parts.append(_text("tick", START + 4 if anchor == "start" else WIDTH - EDGE, y.at(level) - 4, name, anchor))
     parts.append(_polyline("front", [(x.at(a), y.at(b)) for a, b in front]))
     for number, some in enumerate(series.values()):
         for p in some:
             parts.append(_line(f"bar c{number % 4}", x.at(p.x), y.at(p.low), x.at(p.x), y.at(p.high)))
             parts.append(_dot(f"c{number % 4}", x.at(p.x), f"{y.at(p.y):.1f}"))
             parts += [f'<circle class="ring" cx="{x.at(p.x):.1f}" cy="{y.at(p.y):.1f}" r="8"/>'] if p.marked else []
-    parts.append(_x_title(x_title, bottom))
-    return _svg(title, parts + _key(list(series), start, bottom + 52), bottom + 38 + KEY * len(series))
+    return _with_key(title, parts, x_title, bottom, list(series))
 
 
 def line_chart(title: str, values: Sequence[float], last: float, x_title: str, reach: Sequence[float] = ()) -> Markup:
     """Draw values at equal distances along an axis from 0 to `last`; the vertical axis also covers `reach`."""
-    top, bottom, start = 8, 168, START
-    x, y = Axis(0, last, start, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
+    top, bottom = 8, 168
+    x, y = Axis(0, last, START, WIDTH - EDGE), _linear([*values, *reach], bottom, top)
     step = last / max(len(values) - 1, 1)
     curve = _polyline("curve c0", [(x.at(i * step), y.at(v)) for i, v in enumerate(values)])
-    parts = [*_y_grid(y, start), *_x_axis(x, [(top, bottom)], bottom), curve, _x_title(x_title, bottom)]
-    return _svg(title, parts, bottom + 38)
+    return _with_key(title, [*_axes(x, y), curve], x_title, bottom)
 
 
 def sweep_chart(
@@ -224,10 +215,10 @@ def sweep_chart(
     None stands for a place without a measurement. The guess comes last in the key. `notes` are lines below the places,
     such as the accuracy of the model there.
     """
-    top, bottom, start = 22, 190, START
+    top, bottom = 22, 190
     measured = [value for values in (*series.values(), blind) for value in values if value is not None]
-    x, y = Axis(-0.4, len(places) - 0.6, start, WIDTH - EDGE), _linear(measured, bottom, top)
-    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y, start), _line("axis", start, bottom, WIDTH, bottom)]
+    x, y = Axis(-0.4, len(places) - 0.6, START, WIDTH - EDGE), _linear(measured, bottom, top)
+    parts = [_text("tick", EDGE, 12, y_title, "start"), *_y_grid(y), _line("axis", START, bottom, WIDTH, bottom)]
     parts += [_text("tick", x.at(i), bottom + 15, f"{place:g}", "middle") for i, place in enumerate(places)]
     parts += [_text("tick", x.at(i), bottom + 29, note, "middle") for i, note in enumerate(notes)]
     parts += [_polyline("blind", _placed(blind, x, y))]
@@ -236,9 +227,25 @@ def sweep_chart(
     bottom += 14 if notes else 0
     parts.append(_x_title(x_title, bottom))
     below = bottom + 52 + KEY * len(series)
-    guess = [_line("blind", start, below - 4, start + 12, below - 4)]
-    guess.append(_text("name", start + 18, below, "best blind guess", "start"))
-    return _svg(title, [*parts, *_key(list(series), start, bottom + 52), *guess], below + 8)
+    guess = [_line("blind", START, below - 4, START + 12, below - 4)]
+    guess.append(_text("name", START + 18, below, "best blind guess", "start"))
+    return _svg(title, [*parts, *_key(list(series), bottom + 52), *guess], below + 8)
+
+
+def _axes(x: Axis, y: Axis, y_title: str = "") -> list[str]:
+    """Draw both axes with their grids, and the title of the vertical one above it."""
+    title = [_text("tick", EDGE, 12, y_title, "start")] if y_title else []
+    return [*title, *_y_grid(y), *_x_axis(x, [(y.end, y.start)], y.start)]
+
+
+def _with_key(title: str, parts: Sequence[str], x_title: str, bottom: float, names: Sequence[str] = ()) -> Markup:
+    """Return a chart with the title of its horizontal axis, and the names of its series below."""
+    below = [_x_title(x_title, bottom), *_key(names, bottom + 52)]
+    return _svg(title, [*parts, *below], bottom + 38 + KEY * len(names))
+
+
+def _zone(left: float, right: float, top: int, bottom: int) -> str:
+    return f'<rect class="zone" x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{bottom - top}"/>'
 
 
 def _placed(values: Sequence[float | None], x: Axis, y: Axis) -> list[tuple[float, float]]:
@@ -273,13 +280,13 @@ def _colour(number: int) -> str:
     return f"c{number % 4}" + (" again" if number >= 4 else "")
 
 
-def _key(names: Sequence[str], start: float, top: float) -> list[str]:
+def _key(names: Sequence[str], top: float) -> list[str]:
     """Draw the key: a piece of each series' line with its name, one below the other."""
     parts = []
     for number, name in enumerate(names):
         y = top + KEY * number
-        parts.append(_line(f"curve {_colour(number)}", start, y - 4, start + 12, y - 4))
-        parts.append(_text("name", start + 18, y, _clip(name, 44), "start", full=name))
+        parts.append(_line(f"curve {_colour(number)}", START, y - 4, START + 12, y - 4))
+        parts.append(_text("name", START + 18, y, _clip(name, 44), "start", full=name))
     return parts
 
 
@@ -306,11 +313,11 @@ def _x_axis(axis: Axis, bands: Sequence[tuple[float, float]], bottom: float) -> 
     return parts
 
 
-def _y_grid(axis: Axis, start: float) -> list[str]:
+def _y_grid(axis: Axis) -> list[str]:
     parts = []
     for tick in axis.ticks():
-        parts.append(_line("grid", start, axis.at(tick), WIDTH - EDGE, axis.at(tick)))
-        parts.append(_text("tick", start - 6, axis.at(tick) + 4, _number(tick), "end"))
+        parts.append(_line("grid", START, axis.at(tick), WIDTH - EDGE, axis.at(tick)))
+        parts.append(_text("tick", START - 6, axis.at(tick) + 4, _number(tick), "end"))
     return parts
 
 

@@ -111,10 +111,14 @@ def _rounds(certificate: Certificate) -> str:
 def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names: Names) -> list[TableCell | str]:
     flags = [flag(doubt) for doubt in serious_doubts(record, gate)]
     planned, later = certificate.planned, certificate.success_planned
+    notes = [f"worst of {count(len(certificate.success), 'record')}"]
+    if certificate.adversary:
+        size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
+        notes.append(f"simulated adversary {percent(rate)} among {int(size):,}")
     badge, colour = (flags[0].name, tone(flags[0].severity)) if flags else ("certified", "clear")
     return [
         TableCell(message_name(record, names), badge=badge, tone=colour),
-        TableCell(percent(max(certificate.success, default=1.0)), note=_bound_note(certificate)),
+        TableCell(percent(max(certificate.success, default=1.0)), note="; ".join(notes)),
         percent(BASE_RATE),
         "n/a" if certificate.advantage is None else percent(certificate.advantage),
         TableCell(
@@ -126,15 +130,6 @@ def _certificate_row(record: Record, certificate: Certificate, gate: Gate, names
             note="" if certificate.delta is None else f"delta {certificate.delta:g}",
         ),
     ]
-
-
-def _bound_note(certificate: Certificate) -> str:
-    """Return the number of records, and the success of the simulated adversary."""
-    notes = [f"worst of {count(len(certificate.success), 'record')}"]
-    if certificate.adversary:
-        size, rate = max(certificate.adversary.items(), key=lambda item: int(item[0]))
-        notes.append(f"simulated adversary {percent(rate)} among {int(size):,}")
-    return "; ".join(notes)
 
 
 def games_of(records: Sequence[Record], gate: Gate, names: Names) -> dict[str, Any] | None:
@@ -205,20 +200,14 @@ def _limits(low: float | None, high: float | None) -> str:
 def _figure(record: Record, game: Game, gate: Gate, names: Names) -> ChartFigure:
     title = message_name(record, names)
     control = "" if game.control_top1 is None else percent(game.control_top1)
+    limits, control_limits = _limits(game.low, game.high), _limits(game.control_low, game.control_high)
+    named = percent(game.top1) + (f" ({limits})" if limits else "")
+    control += f" ({control_limits})" if control and control_limits else ""
     rows = [
-        ChartRow("used in training", _named(percent(game.top1), _limits(game.low, game.high)), game.scores),
-        ChartRow(
-            "not used (control)",
-            _named(control, _limits(game.control_low, game.control_high)),
-            game.control_scores,
-            "c2",
-        ),
+        ChartRow("used in training", named, game.scores),
+        ChartRow("not used (control)", control, game.control_scores, "c2"),
         ChartRow("candidates (quantiles)", f"{game.candidates:,} each", game.candidate_quantiles, "c1"),
     ]
     shown = [row for row in rows if row.values]
     svg = strip_chart(f"Scores of the records of {title}", shown, "score: how well a record fits the message")
     return ChartFigure(title, svg, sentence(game), flags_of(record, gate))
-
-
-def _named(rate: str, limits: str) -> str:
-    return f"{rate} ({limits})" if rate and limits else rate

@@ -30,8 +30,8 @@ def doubts_by_question(records: Sequence[Record], gate: Gate) -> list[tuple[str,
         attacks = list(dict.fromkeys(record.attack for _, record in pairs))
         groups.append((flag(merged([doubt for doubt, _ in pairs])), cases, attacks))
     groups.sort(key=lambda group: ORDER.index(group[0].severity))
-    by_question = [(question, [group for group in groups if group[0].question is question]) for question in Question]
-    return [(question.value, chosen) for question, chosen in by_question if chosen]
+    by_question = grouped(groups, lambda group: group[0].question)
+    return [(question.value, by_question[question]) for question in Question if question in by_question]
 
 
 def merged(doubts: Sequence[Doubt]) -> Doubt:

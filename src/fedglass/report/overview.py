@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -18,7 +17,7 @@ from fedglass.verdict.doubts import DoubtKind, Question
 from fedglass.verdict.gate import Gate, State, attacks_in, is_mute
 from fedglass.verdict.images import ImageScores
 from fedglass.verdict.judge import Verdict, reads
-from fedglass.verdict.records import STANDPOINTS, UNNAMED, KnownFact, Record, Sight, ThreatModel, grouped
+from fedglass.verdict.records import STANDPOINTS, UNNAMED, KnownFact, Record, ThreatModel, grouped
 from fedglass.verdict.texts import Flag, count
 
 MOST_STEPS = 5
@@ -43,24 +42,17 @@ READERS = {
 """Standpoint -> who can run such an attack."""
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The lines of the first screen."""
-
-    readers: Sequence[str]
-    """Who sees what the attacks were given."""
-    clients: PageTable | None
-    """What was seen of each client."""
-    steps: Sequence[str]
-
-
-def overview(records: Sequence[Record], verdict: Verdict, gate: Gate, names: Names) -> Overview:
-    """Return the first screen of these records."""
+def overview(records: Sequence[Record], verdict: Verdict, gate: Gate, names: Names) -> dict[str, Any]:
+    """Return the first screen: who sees what the attacks were given, what was seen of each client, and what to do."""
     seen: dict[str, str] = {}
     for client, text in _seen_of_clients(records, gate, names):
         seen.setdefault(client, text)
     table = PageTable(["client", "what was seen in its worst message"], list(seen.items())) if seen else None
-    return Overview(list(dict.fromkeys(map(reader, records))), table, list(_steps(records, verdict, gate)))
+    return {
+        "readers": list(dict.fromkeys(map(reader, records))),
+        "clients": table,
+        "steps": _steps(records, verdict, gate),
+    }
 
 
 def reader(record: Record) -> str:
@@ -98,8 +90,8 @@ def _seen_of_clients(records: Sequence[Record], gate: Gate, names: Names) -> Ite
             yield record.client, f"{count(read, 'image')} read, not scored ({message_name(record, names)})"
 
 
-def _steps(records: Sequence[Record], verdict: Verdict, gate: Gate) -> Iterator[str]:
-    """Yield what to do now: the verdict's step, then those of serious doubts and of doubts that name a setting."""
+def _steps(records: Sequence[Record], verdict: Verdict, gate: Gate) -> list[str]:
+    """Return what to do now: the verdict's step, then those of serious doubts and of doubts that name a setting."""
     flags: dict[DoubtKind, Flag] = {}
     for record in records:
         for flag in flags_of(record, gate):
@@ -110,7 +102,7 @@ def _steps(records: Sequence[Record], verdict: Verdict, gate: Gate) -> Iterator[
         if flag.kind in ALWAYS or (flag.question in QUESTIONS[verdict.state] and flag.severity == "serious")
     ]
     steps = [verdict.step, *(flag.step for flag in sorted(asked, key=lambda flag: flag.kind not in ALWAYS))]
-    yield from list(dict.fromkeys(step for step in steps if step))[:MOST_STEPS]
+    return list(dict.fromkeys(step for step in steps if step))[:MOST_STEPS]
 
 
 WIDTH, HEIGHT = 220, 132
@@ -179,19 +171,14 @@ def _differences(model: ThreatModel, names: Names) -> PageTable | None:
     columns = model.different_names
     if not columns:
         return None
-    rows = [
-        [_views_cell(sights, model, names), *(_cell(facts.get(name)) for name in columns)]
-        for sights, facts in model.differences
-    ]
+    rows = []
+    for sights, facts in model.differences:
+        group = ThreatModel(sights)
+        everywhere = len(group.views) == len(model.views) > 1
+        text = "all views" if everywhere else "; ".join(some([names[view] for view in group.views]))
+        attacks = "" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks))
+        rows.append([TableCell(text, note=attacks), *(_cell(facts.get(name)) for name in columns)])
     return PageTable(["view", *(name.replace("_", " ") for name in columns)], rows)
-
-
-def _views_cell(sights: Sequence[Sight | Record], model: ThreatModel, names: Names) -> TableCell:
-    """Return the views of these sights, and their attacks where these are not all of the audit's."""
-    group = ThreatModel(sights)
-    everywhere = len(group.views) == len(model.views) > 1
-    text = "all views" if everywhere else "; ".join(some([names[view] for view in group.views]))
-    return TableCell(text, note="" if len(group.attacks) == len(model.attacks) else ", ".join(some(group.attacks)))
 
 
 def _cell(fact: KnownFact | None) -> TableCell:
@@ -218,10 +205,6 @@ def _rounds(records: Sequence[Record]) -> list[str]:
     return some([*lines, *(line for record in records for line in record.behaviours)], MOST_ROUNDS)
 
 
-def _all(participants: Sequence[str]) -> str:
-    return "the only update" if len(participants) == 1 else f"all {len(participants)} updates"
-
-
 def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) -> str:
     """Describe one round.
 
@@ -229,10 +212,11 @@ def _accepted(index: int, participants: Sequence[str], accepted: Sequence[str]) 
     'Round 3: the aggregation rule accepted 1 of 3 updates (b) and rejected those of a, c.'
     """
     rejected = [name for name in participants if name not in accepted]
+    everything = "the only update" if len(participants) == 1 else f"all {len(participants)} updates"
     if not rejected:
-        return f"Round {index}: the aggregation rule accepted {_all(participants)}."
+        return f"Round {index}: the aggregation rule accepted {everything}."
     if not accepted:
-        return f"Round {index}: the aggregation rule rejected {_all(participants)}; the model did not change."
+        return f"Round {index}: the aggregation rule rejected {everything}; the model did not change."
     return (
         f"Round {index}: the aggregation rule accepted {len(accepted)} of {len(participants)} updates "
         f"({', '.join(some(accepted))}) and rejected those of {', '.join(some(rejected))}."

@@ -36,8 +36,7 @@ from fedglass.verdict.outcomes import (
     unfinished,
     without_paths,
 )
-from fedglass.verdict.records import Record
-from fedglass.verdict.summary import AttackFigures, by_attack
+from fedglass.verdict.summary import by_attack
 from fedglass.verdict.texts import PROTECT, TABLE
 
 ELEMENTS: dict[OutcomeKind, str] = {
@@ -157,7 +156,10 @@ def sarif(audit: JudgedAudit, plan: str = PLAN) -> dict[str, Any]:
     rules, results = dict[str, dict[str, Any]](), list[dict[str, Any]]()
     plan_content = plan_text(audit.directory) or ""
     for outcome in audit.outcomes:
-        place = _place(plan, plan_content, outcome.record.attack)
+        # The line that names the attack, or the first one.
+        lines = enumerate(plan_content.splitlines(), 1)
+        named = (number for number, line in lines if f'"{outcome.record.attack}"' in line)
+        place = {"artifactLocation": {"uri": plan}, "region": {"startLine": next(named, 1)}}
         for rule, level, description, text in _findings(outcome, audit.gate):
             rules.setdefault(rule, _rule(rule, level, description))
             results.append(_result(outcome, rule, level, text, place, audit.baseline))
@@ -193,12 +195,6 @@ def _rule(rule: str, level: str, description: str) -> dict[str, Any]:
         "defaultConfiguration": {"level": level},
         "properties": {"tags": TAGS, "security-severity": SECURITY.get(rule, SECURITY_OF_LEVEL[level])},
     }
-
-
-def _place(plan: str, content: str, attack: str) -> dict[str, Any]:
-    """Return the plan file at the line that names the attack, or at its first line."""
-    named = (number for number, line in enumerate(content.splitlines(), 1) if f'"{attack}"' in line)
-    return {"artifactLocation": {"uri": plan}, "region": {"startLine": next(named, 1)}}
 
 
 def message(text: str) -> dict[str, str]:
@@ -269,13 +265,18 @@ MOST = 50
 def write_markdown(audit: JudgedAudit, path: Path) -> Path:
     """Write the summary of an audit as Markdown, and return the path."""
     records, gate = audit.records, audit.gate
+    attacks = (
+        [g.attack, str(g.cases), f"{g.recovered} of {g.images}" if g.images else "not scored"]
+        for g in by_attack(records, gate)
+    )
+    failed = sum(record.status == "failed" for record in records)
     parts = [
         _head(audit.verdict, title_of(plan_text(audit.directory))),
-        _attacks(by_attack(records, gate)),
+        _table(["attack", "cases", "images recovered"], attacks),
         _findings_section(audit.outcomes, audit.baseline),
         _accepted(audit.outcomes, audit.baseline),
         _doubts([flag.advice for _, groups in doubts_by_question(records, gate) for flag, _, _ in groups]),
-        _cases(records),
+        f"{len(records)} cases have run, {failed} of them failed. Pictures and details are in report.html.",
     ]
     return write_page(path, "\n\n".join(filter(None, parts)) + "\n")
 
@@ -302,11 +303,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
 
 
-def _attacks(groups: Sequence[AttackFigures]) -> str:
-    rows = ([g.attack, str(g.cases), f"{g.recovered} of {g.images}" if g.images else "not scored"] for g in groups)
-    return _table(["attack", "cases", "images recovered"], rows)
-
-
 def _findings_section(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
     findings = [o for o in outcomes if o.is_finding and baseline.of(o.record) is None]
     rows = [[o.kind, o.record.attack, o.title, o.record.key, o.sentence] for o in findings[:MOST]]
@@ -323,8 +319,3 @@ def _accepted(outcomes: Sequence[Outcome], baseline: FindingBaseline) -> str:
 def _doubts(texts: Sequence[str]) -> str:
     lines = "\n".join(f"- {safe(text)}" for text in texts)
     return f"<details><summary>Doubts: {len(texts)}</summary>\n\n{lines}\n\n</details>" if texts else ""
-
-
-def _cases(records: Sequence[Record]) -> str:
-    failed = sum(record.status == "failed" for record in records)
-    return f"{len(records)} cases have run, {failed} of them failed. Pictures and details are in report.html."

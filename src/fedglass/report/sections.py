@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedglass.core.metric_scale import Scale
-from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY
+from fedglass.core.text import AFTER_ROUND, TEST_ACCURACY, values_by_key
 from fedglass.report.charts import ChartRow, energy_chart, interval_plot, sweep_chart, trade_off
 from fedglass.report.overview import reader, recovered_by_client
 from fedglass.report.page import ChartFigure, Names, PageTable, TableCell, by_text, message_name, some
@@ -91,10 +91,8 @@ def utility_table(
         ]
         for g in groups
     ]
-    series: dict[str, list[tuple[float, float]]] = {}
-    for g in groups:
-        if kinds[0] in g.utility and gate.metric in g.metrics:
-            series.setdefault(g.attack, []).append((g.utility[kinds[0]], g.metrics[gate.metric].mean))
+    measured = [g for g in groups if kinds[0] in g.utility and gate.metric in g.metrics]
+    series = values_by_key((g.attack, (g.utility[kinds[0]], g.metrics[gate.metric].mean)) for g in measured)
     plot = None
     if len({x for points in series.values() for x, _ in points}) > 1:
         plot = ChartFigure(f"{title} against {kinds[0]}", trade_off("Utility and leakage", series, kinds[0], title))
@@ -103,10 +101,7 @@ def utility_table(
 
 def versions_table(records: Sequence[Record]) -> PageTable:
     """Return the versions of all parts; several in a row mean that versions were mixed."""
-    versions: dict[str, dict[str, None]] = {}
-    for record in records:
-        for name, version in record.versions.items():
-            versions.setdefault(name, {})[version] = None
+    versions = values_by_key(dict.fromkeys(item for record in records for item in record.versions.items()))
     return PageTable(["part", "version"], [[name, ", ".join(values)] for name, values in versions.items()])
 
 

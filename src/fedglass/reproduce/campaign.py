@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fedglass import __version__
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.audit.play import was_cut_short
 from fedglass.audit.target import AuditProgress, Case
 from fedglass.core.errors import UsageError, unknown_name
@@ -25,8 +24,8 @@ from fedglass.execution.executor import Executor
 from fedglass.reproduce.cases import Cell, TrialCase, cells, choose_methods, data_kinds, missing_weights, weights_names
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KINDS, populations
-from fedglass.reproduce.paper import Comparison, Experiment, paper_of
-from fedglass.reproduce.results import Place, Result, append_result, read_results
+from fedglass.reproduce.paper import paper_of
+from fedglass.reproduce.results import Place, Result, append_result, places_of, read_results
 from fedglass.reproduce.run import GradientTimer, experiment_seconds, ready_to_run, time_gradient, warm_up_seconds
 from fedglass.reproduce.tables import Request, Table, choose_rows, table
 from fedglass.verdict.records import Record
@@ -142,7 +141,9 @@ def _runs(
     if not methods:
         return []
     kinds = data_kinds(of, rows, methods, request)
-    sets = populations(kinds, _of_kinds(data, kinds), stand_ins, seed, request.own_labels)
+    # The user gives the data of all entries: this one uses some of them.
+    given = [source for source in data if "=" not in source or source.partition("=")[0] in kinds]
+    sets = populations(kinds, given, stand_ins, seed, request.own_labels)
     if absent := [KINDS[kind].title for kind, images in sets.items() if images.stand_in and images.embedded]:
         raise UsageError(
             f"The campaign has no images for {' and '.join(absent)} ({of.name}): name a folder of stand-ins with "
@@ -157,36 +158,28 @@ def _runs(
 
 def append_computed(chosen: Iterable[Entry], folder: Path) -> int:
     """Append what is computed without a run, unless it is there; return how many lines were written."""
-    places, written = read_results(folder).places(), 0
+    places, written = places_of(read_results(folder)), 0
     for of in {entry.table: table(entry.table) for entry in chosen}.values():
         compare = paper_of(of).compared.get(of.name)
-        for result in [] if compare is None else _computed(of, compare(of)):
+        measured = {} if compare is None else compare(of).measured
+        for (row, method), metrics in measured.items():
+            result = Result(
+                table=of.name,
+                row=row,
+                method=method,
+                client=None,
+                seed=0,
+                metrics=metrics,
+                data="none, computed",
+                stand_in=False,
+                version=__version__,
+                command=f"fedglass reproduce {of.name}",
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
             if result.place not in places:
                 append_result(folder, result)
                 written += 1
     return written
-
-
-def _computed(of: Table, comparison: Comparison) -> Iterator[Result]:
-    for (row, method), metrics in comparison.measured.items():
-        yield Result(
-            table=of.name,
-            row=row,
-            method=method,
-            client=None,
-            seed=0,
-            metrics=metrics,
-            data="none, computed",
-            stand_in=False,
-            version=__version__,
-            command=f"fedglass reproduce {of.name}",
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-
-
-def _of_kinds(data: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Return the data that the user gave for these kinds: an entry uses some of them."""
-    return [source for source in data if "=" not in source or source.partition("=")[0] in kinds]
 
 
 def result_of(run: PlannedRun, record: Record) -> Result:
@@ -201,7 +194,7 @@ def result_of(run: PlannedRun, record: Record) -> Result:
         part=trial.part,
         seed=trial.seed,
         metrics=numbers,
-        iterations=_iterations(trial.experiment),
+        iterations=sum(trial.experiment.probe.stages()) or None,
         iterations_published=_published_iterations(run),
         options=run.options,
         data=trial.population.describe(with_place=False),
@@ -221,18 +214,8 @@ def _published_iterations(run: PlannedRun) -> int | None:
         return paper.iterations[run.cell.method]
     if "iterations" in run.of.default and not run.of.clients:
         return None
-    return _iterations(paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request))
-
-
-def _as_line_of(line: Result, run: PlannedRun) -> Result:
-    """Return a result as the line of another table that has the same case."""
-    place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
-    return line.model_copy(update={**place, "options": run.options, "command": run.command})
-
-
-def _iterations(experiment: Experiment) -> int | None:
-    stages = iterations_of_stages(experiment.probe.attack)
-    return sum(stages) if stages else getattr(experiment.probe, "iterations", None)
+    published = paper.tables[run.of.name].experiment(run.cell.row.parts()[0], run.cell.method, request)
+    return sum(published.probe.stages()) or None
 
 
 class ResultWriter(AuditProgress):
@@ -244,8 +227,8 @@ class ResultWriter(AuditProgress):
         self.folder, self.inner, self.written, self.failed = folder, progress, 0, 0
         self.spent = self.estimated = 0.0
         stored = read_results(folder)
-        self.lines = {line.key: line for line in stored.lines if line.key}
-        self.places = stored.places()
+        self.lines = {line.key: line for line in stored if line.key}
+        self.places = places_of(stored)
 
     @property
     def pace(self) -> float:
@@ -277,7 +260,8 @@ class ResultWriter(AuditProgress):
             if run.place in self.places:
                 continue
             if line is not None:
-                self.append(run, _as_line_of(line, run))
+                place = {"table": run.of.name, "row": run.cell.row.number, "method": run.cell.method}
+                self.append(run, line.model_copy(update={**place, "options": run.options, "command": run.command}))
             elif run.case.key not in self.runs:
                 yield run
 

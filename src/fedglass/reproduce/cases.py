@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedglass.audit.target import Case
@@ -11,7 +11,7 @@ from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
 from fedglass.reproduce.image_sources import Population
 from fedglass.reproduce.messages import network_of
-from fedglass.reproduce.paper import Experiment, Method, Setup, paper_of
+from fedglass.reproduce.paper import Experiment, Setup, paper_of
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 
@@ -58,7 +58,10 @@ def method_titles(of: Table) -> dict[str, str]:
     ['dlfa', 'ig', 'sme']
     """
     extra_methods = paper_of(of).tables[of.name].extra_methods
-    return {**of.methods, **{name: extra.title for name, extra in extra_methods.items() if name not in of.methods}}
+    return {
+        **of.methods,
+        **{name: extra.title for name, extra in extra_methods.items() if extra.title and name not in of.methods},
+    }
 
 
 def choose_methods(of: Table, wanted: Sequence[str]) -> list[str]:
@@ -86,31 +89,18 @@ def cells(
     for row in rows:
         for method in methods:
             experiments = _experiments(of, row, method, request)
-            _check_data(experiments.values(), clients, populations)
-            cases = [
-                _case(
-                    of, row, method, ClientTrial(experiment, _population(experiment, populations), client, seed, part)
-                )
-                for part, experiment in experiments.items()
-                for client in range(clients)
-            ]
+            cases = []
+            for part, experiment in experiments.items():
+                setup, population = experiment.setup, populations[experiment.setup.data]
+                setup.check(population, clients)
+                if setup.warm_up is not None or setup.federation_run is not None:  # a network is trained on the labels
+                    population = population.with_own_labels()
+                trials = (ClientTrial(experiment, population, client, seed, part) for client in range(clients))
+                cases += [_case(of, row, method, trial) for trial in trials]
             if cases:
                 first = cases[0].subject.experiment
                 table_cells.append(Cell(row, method, titles[method], first, cases, request))
     return table_cells
-
-
-def _population(experiment: Experiment, populations: Mapping[str, Population]) -> Population:
-    """Return the images of the experiment, with their own labels if a network has been trained on them."""
-    population = populations[experiment.setup.data]
-    trained = experiment.setup.warm_up is not None or experiment.setup.federation_run is not None
-    return population.with_own_labels() if trained else population
-
-
-def _check_data(experiments: Iterable[Experiment], clients: int, populations: Mapping[str, Population]) -> None:
-    """Raise an error, before anything runs, if there are not enough data for the clients."""
-    for setup in (experiment.setup for experiment in experiments):
-        setup.check(populations[setup.data], clients)
 
 
 def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str, Experiment]:
@@ -128,15 +118,15 @@ def _experiments(of: Table, row: Row, method: str, request: Request) -> dict[str
 
 def missing_weights(of: Table, setting: Setting, request: Request, method: str = "") -> str | None:
     """Return the name of a trained network that the setting or the method needs and that was not given, or None."""
-    trained = paper_of(of).network(setting)
-    needed = [trained.name] if trained is not None and trained.needed else []
-    return next((name for name in [*needed, *_weights_of(of, method)] if name not in request.weights), None)
+    paper = paper_of(of)
+    names = [name for name in [paper.network(setting)] if name is not None and name not in paper.optional_networks]
+    return next((name for name in [*names, *_weights_of(of, method)] if name not in request.weights), None)
 
 
 def _weights_of(of: Table, *methods: str) -> list[str]:
     """Return the names of trained networks that the methods need."""
     extra = paper_of(of).tables[of.name].extra_methods
-    return [m.weights for name in methods if isinstance(m := extra.get(name), Method) and m.weights]
+    return [extra[name].weights for name in methods if name in extra and extra[name].weights]
 
 
 def data_kinds(of: Table, rows: Sequence[Row], methods: Sequence[str], request: Request | None = None) -> list[str]:
@@ -161,22 +151,16 @@ def _describe_view(setup: Setup) -> str:
     return f"the server sees the mean update of {setup.clients} clients" if many else "the server sees one update"
 
 
-def _round(setup: Setup) -> int:
-    """Return the number of the attacked round."""
-    if setup.federation_run is not None:
-        return setup.federation_run.rounds
-    return 1 if setup.warm_up is None else setup.warm_up.rounds + 1
-
-
 def _case(of: Table, row: Row, method: str, trial: ClientTrial) -> TrialCase:
     experiment, setup, population = trial.experiment, trial.experiment.setup, trial.population
     facts = identity_text(experiment, "The experiment"), population.identity, str(trial.client), str(trial.seed)
+    warm_up_rounds = 0 if setup.warm_up is None else setup.warm_up.rounds
     title = f"{of.name} row {row.number}, {method_titles(of)[method]}, client {trial.client}"
     fields = {
         "attack": method,
         "attack_repr": repr(experiment.probe),
         "view": _describe_view(setup),
-        "round": _round(setup),
+        "round": warm_up_rounds + 1 if setup.federation_run is None else setup.federation_run.rounds,
         "client": str(trial.client),
         "repeat": 0,
         "extra": {
@@ -201,9 +185,9 @@ def weights_names(of: Table) -> list[str]:
     >>> weights_names(table("c2f-figure9")), weights_names(table("c2f-figure14"))
     (['25', '50', '75', 'max'], ['53'])
     """
-    options = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
+    names = [paper_of(of).network(part.setting) for row in of.rows for part in row.parts()]
     of_methods = _weights_of(of, *method_titles(of)) if of.name in paper_of(of).tables else []
-    return list(dict.fromkeys([*(trained.name for trained in options if trained is not None), *of_methods]))
+    return list(dict.fromkeys([*filter(None, names), *of_methods]))
 
 
 def check_options(of: Table, request: Request) -> None:

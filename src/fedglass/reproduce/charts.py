@@ -9,14 +9,13 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedglass.audit.cost import duration
 from fedglass.core.text import values_by_key
 from fedglass.report.charts import line_chart, trade_off
-from fedglass.report.page import Album, ChartFigure, InlinePicture, PageTable, TableCell, render, write_page
+from fedglass.report.page import Album, ChartFigure, PageTable, TableCell, render, write_page
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import (
     ComparedCell,
@@ -36,25 +35,6 @@ UNDEFENDED = "none"
 SHARES = (0.9, 1.0)
 """The range of the axis of shares and cosines, so that a thousandth does not look like much."""
 Series = dict[str, list[tuple[float, float]]]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values at equal distances along an axis from 0 to `last`; a record stores it in `extra.curves`."""
-
-    title: str
-    axis: str
-    last: float
-    values: Sequence[float]
-
-
-@dataclass(frozen=True)
-class LogPlot:
-    """Points on logarithmic axes, by the name of their line; a record stores it in `extra.lines`."""
-
-    title: str
-    axis: str
-    points: Mapping[str, Sequence[tuple[float, float]]]
 
 
 def charts_of(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ChartFigure]:
@@ -95,16 +75,17 @@ def _chart(heading: str, series: Series, x_title: str, y_title: str, note: str) 
 
 
 def _case_charts(setting: str, record: Record | None) -> list[ChartFigure]:
-    """Return what a probe measured along an axis, or over one quantity, in one case."""
+    """Return what a probe measured in one case: `curves` at equal distances along an axis, and `lines` of points."""
     extra: Mapping[str, Any] = {} if record is None else record.extra
     charts = []
-    for curve in (Curve(**fields) for fields in extra.get("curves", [])):
-        charts.append(
-            ChartFigure(curve.title, line_chart(curve.title, curve.values, curve.last, curve.axis, SHARES), setting)
-        )
-    for plot in (LogPlot(**fields) for fields in extra.get("lines", [])):
-        svg = trade_off(plot.title, plot.points, plot.axis, plot.title, log=True)
-        charts.append(ChartFigure(f"{plot.title} over {plot.axis}", svg, setting))
+    for curve in extra.get("curves", []):
+        title = curve["title"]
+        svg = line_chart(title, curve["values"], curve["last"], curve["axis"], SHARES)
+        charts.append(ChartFigure(title, svg, setting))
+    for plot in extra.get("lines", []):
+        title, axis = plot["title"], plot["axis"]
+        svg = trade_off(title, plot["points"], axis, title, log=True)
+        charts.append(ChartFigure(f"{title} over {axis}", svg, setting))
     return charts
 
 
@@ -183,25 +164,6 @@ def _x_of(of: Table, row: Row) -> float | None:
     return math.log10(x) if of.drawn_over.get("log") else x
 
 
-@dataclass(frozen=True)
-class PictureStrip:
-    """A line of pictures with its title."""
-
-    title: str
-    note: str
-    picture: InlinePicture
-
-
-@dataclass(frozen=True)
-class PictureGroup:
-    """The pictures of one client in one row of the table, one strip below the other."""
-
-    title: str
-    strips: Sequence[PictureStrip]
-    epochs: Sequence[PictureStrip] = ()
-    """The same images at each local epoch, before they were matched and averaged."""
-
-
 def write_recreation(
     directory: Path, figure: Figure, of: Table, cells: Sequence[Cell], records: Mapping[str, Record], command: str
 ) -> Path:
@@ -235,6 +197,9 @@ def write_recreation(
 
 
 def _table_row(of: Table, row: ComparedCell) -> list[TableCell | str]:
+    def unbroken(text: str) -> str:
+        return text.replace(" ", "\u00a0")
+
     numbers = [TableCell(unbroken(row.measured[m]), note=unbroken(f"paper {row.published[m]}")) for m in of.measures]
     runs = f"{row.done} of {row.planned}" + (f", {row.failed} failed" if row.failed else "")
     time = "-" if row.seconds is None else unbroken(duration(row.seconds))
@@ -242,17 +207,11 @@ def _table_row(of: Table, row: ComparedCell) -> list[TableCell | str]:
     return [join_setting(of, row.setting), row.method, *numbers, runs, time, memory]
 
 
-def unbroken(text: str) -> str:
-    """Return the text with spaces at which no line ends.
+def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[dict[str, Any]]:
+    """Return the pictures of each client: strips with a title, the originals first, then what each method made of them.
 
-    >>> unbroken("1 ± 2")
-    '1\\xa0±\\xa02'
+    `epochs` are the same images at each local epoch, before they were matched and averaged.
     """
-    return text.replace(" ", "\u00a0")
-
-
-def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], album: Album) -> list[PictureGroup]:
-    """Return one group for each client, with all methods below its originals."""
     groups = []
     for index, case in enumerate(cells[0].cases):
         pictured = [
@@ -261,24 +220,31 @@ def _groups(of: Table, cells: Sequence[Cell], records: Mapping[str, Record], alb
             if (record := records.get(cell.cases[index].key)) is not None and (strips := strips_of(record))
         ]
         if pictured:
-            original = PictureStrip("original", "", album.inline(str(pictured[0][2]["original"]), "originals"))
-            reconstructed = [_strip(*entry, album) for entry in pictured]
+            original = _strip("original", pictured[0][2]["original"], album, "originals")
+            reconstructed = [
+                _strip(cell.title, strips["reconstruction"], album, note=_scores(record))
+                for cell, record, strips in pictured
+            ]
             # The epochs of one client only: they are many.
-            epochs = [e for cell, _, strips in pictured for e in _epochs(cell, strips, album)] if index == 0 else []
+            epochs = [
+                _strip(f"{cell.title}, epoch {i}", path, album)
+                for cell, _, strips in pictured
+                for i, path in enumerate(strips.get("epochs", []), 1)
+                if index == 0
+            ]
             part = f" ({case.subject.part})" if case.subject.part else ""
             title = f"{describe_setting(of, cells[0])}: client {case.subject.client}{part}"
-            groups.append(PictureGroup(title, [original, *reconstructed], epochs))
+            groups.append({"title": title, "strips": [original, *reconstructed], "epochs": epochs})
     return groups
 
 
-def _strip(cell: Cell, record: Record, strips: Mapping[str, Any], album: Album) -> PictureStrip:
+def _strip(title: str, path: object, album: Album, alt: str = "", note: str = "") -> dict[str, Any]:
+    return {"title": title, "note": note, "picture": album.inline(str(path), alt or title)}
+
+
+def _scores(record: Record) -> str:
     measures = measures_of(record)
     notes = [f"{measures['psnr']:.1f} dB"]
     notes += [f"{measures['recovered']:.0f} % recovered"] if "recovered" in measures else []
     notes += [f"{name.upper()} {measures[name]:.3f}" for name in ("ssim", "lpips") if name in measures]
-    return PictureStrip(cell.title, ", ".join(notes), album.inline(str(strips["reconstruction"]), cell.title))
-
-
-def _epochs(cell: Cell, strips: Mapping[str, Any], album: Album) -> list[PictureStrip]:
-    titled = ((f"{cell.title}, epoch {i}", path) for i, path in enumerate(strips.get("epochs", []), 1))
-    return [PictureStrip(title, "", album.inline(str(path), title)) for title, path in titled]
+    return ", ".join(notes)

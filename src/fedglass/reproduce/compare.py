@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.text import values_by_key
 from fedglass.reproduce.cases import Cell, TrialCase
 from fedglass.reproduce.paper import paper_of
 from fedglass.reproduce.tables import Printed, Table, mean_and_spread, number, setting_text
 from fedglass.verdict.records import Record
 
-DEVIATION = "standard deviation"
 NO_BETTER = "no better than guessing"
 OTHER_PACE = " A stand-in is learnt at another pace than the paper's data: do not compare these rows by round."
 
@@ -41,10 +39,11 @@ class ComparedCell:
 
 def compare_cells(of: Table, cells: Sequence[Cell], records: Mapping[str, Record]) -> list[ComparedCell]:
     """Compare the cells of a table with the paper, in order."""
-    return [_compared(of, cell, records) for cell in cells]
+    return [compare_cell(of, cell, records) for cell in cells]
 
 
-def _compared(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedCell:
+def compare_cell(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedCell:
+    """Compare a row and a method with the paper."""
     finished = [records[case.key] for case in cell.cases if case.key in records]
     done = [record for record in finished if record.status == "done"]
     printed = cell.row.values.get(cell.method, {})
@@ -52,18 +51,20 @@ def _compared(of: Table, cell: Cell, records: Mapping[str, Record]) -> ComparedC
     derived = {name: of_cell(cell, records) for name, of_cell in paper_of(of).derived.items() if name in of.measures}
     values |= {name: [value] for name, value in derived.items() if value is not None}
     clients = len({case.subject.client for case in cell.cases if is_done(case, records)})
-    means = {name: mean_over_clients(values[name], of) for name in of.measures}
+    # Clients are the units: the images of one client share its message and are not independent.
+    means = {name: mean_and_spread(values[name], of.deviation) for name in of.measures}
+    measured = dict[str, str]()
+    for name, measure in of.measures.items():
+        # The weights of LPIPS may have been missing at first, so that not all clients have it.
+        some_clients = name not in derived and 0 < len(values[name]) < clients
+        coverage = f" ({len(values[name])} of {clients})" if some_clients else ""
+        measured[name] = number(means[name], measure.digits) + coverage + _guess_remark(name, cell, records)
     peaks = [record.peak_mib for record in done if record.peak_mib is not None]
     return ComparedCell(
         [setting_text(cell.row.setting[field]) for field in of.columns],
         cell.title,
         {name: number(printed.get(name), measure.digits) for name, measure in of.measures.items()},
-        {
-            name: number(means[name], measure.digits)
-            + ("" if name in derived else _coverage(len(values[name]), clients))
-            + _guess_remark(name, cell, records)
-            for name, measure in of.measures.items()
-        },
+        measured,
         printed,
         means,
         len(done),
@@ -85,15 +86,6 @@ def _guess_remark(measure: str, cell: Cell, records: Mapping[str, Record]) -> st
         return ""
     share = statistics.fmean(back) if back else 0.0
     return f" ({NO_BETTER}{f' by RMSE, but {share:.0f} % came back' if share else ''})"
-
-
-def _coverage(measured: int, clients: int) -> str:
-    """Say how many clients have a measure, if not all do: the weights of LPIPS may have been missing at first.
-
-    >>> _coverage(1, 4), _coverage(4, 4), _coverage(0, 4)
-    (' (1 of 4)', '', '')
-    """
-    return f" ({measured} of {clients})" if 0 < measured < clients else ""
 
 
 def measures_of(record: Record) -> dict[str, float]:
@@ -132,19 +124,11 @@ def values_by_client(cell: Cell, records: Mapping[str, Record], measure: str) ->
     return [statistics.fmean(of_client) for of_client in values.values()]
 
 
-def mean_over_clients(values: Sequence[float], of: Table) -> Printed | None:
-    """Return mean and spread over clients, with the paper's kind of spread; a single client has none.
-
-    Clients are the units: the images of one client share its message and are not independent.
-    """
-    return mean_and_spread(values, of.spread == DEVIATION)
-
-
 def describe_spread(of: Table, cells: Sequence[Cell]) -> str:
     """Say what stands after ± in the measured columns, or that nothing does."""
     if all(len({case.subject.client for case in cell.cases}) == 1 for cell in cells):
         return "of a single client, which has no spread"
-    return f"± {DEVIATION if of.spread == DEVIATION else 'standard error'} over clients"
+    return f"± {'standard deviation' if of.deviation else 'standard error'} over clients"
 
 
 def describe_data(cells: Sequence[Cell]) -> dict[str, bool]:
@@ -179,7 +163,7 @@ def _iteration_remarks(cells: Sequence[Cell]) -> list[str]:
     """Say what --iterations sets: a recipe passes them to its main stage, and other stages keep theirs."""
     stages_by_option: dict[int, dict[str, str]] = {}
     for cell in cells:
-        stages, option = iterations_of_stages(cell.experiment.probe.attack), cell.request.iterations
+        stages, option = cell.experiment.probe.stages(), cell.request.iterations
         if option is not None and stages:
             by_title = stages_by_option.setdefault(option, {})
             if len(stages) > 1:

@@ -48,59 +48,53 @@ class DataKind:
     split: str = "train"
 
 
-def _photographs(side: int) -> dict[str, DataKind]:
-    """Return the data that the coarse-to-fine paper has at 224 x 224, at another size."""
-    shape, mark = (3, side, side), "" if side == PUBLISHED else f"@{side}"
-    faces = DataKind(
-        "CelebA-HQ", shape, 307, IMAGENET, "orl_faces.npz", "ORL faces of 40 persons (grey)", "photos", "faces"
-    )
-    tissue = DataKind("LC25000", shape, 5, IMAGENET, "medical_images", "H&E tiles of colon tissue", "photos", "tiles")
-    imagenet = DataKind(
-        "ImageNet", shape, 1000, IMAGENET, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
-    )
-    return {f"celeba{mark}": faces, f"lc25000{mark}": tissue, f"imagenet{mark}": imagenet}
-
-
-def _unwhitened(side: int) -> dict[str, DataKind]:
-    """Return the curious client's ImageNet, without whitening; the many images of large rounds are a kind apart."""
-    shape, plain = (3, side, side), Whitening((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    few = DataKind(
-        "ImageNet", shape, 1000, plain, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
-    )
-    many = DataKind("ImageNet", shape, 1000, plain, "cifar10_10k.npz", "CIFAR-10 images, enlarged", "photos")
-    return {f"imagenet@{side}-plain": few, f"imagenet-many@{side}-plain": many}
-
-
 def _plain(kind: DataKind) -> DataKind:
     """Return the same data without whitening."""
-    return replace(kind, whitening=Whitening((0.0,), (1.0,)))
+    channels = kind.shape[0]
+    return replace(kind, whitening=Whitening((0.0,) * channels, (1.0,) * channels))
 
 
-DIGITS = DataKind("MNIST", (1, 28, 28), 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True)
-CLOTHES = DataKind(
-    "F-MNIST", (1, 28, 28), 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True
+def _at(side: int, kind: DataKind) -> DataKind:
+    """Return the same data at another size."""
+    return replace(kind, shape=(3, side, side))
+
+
+GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, PUBLISHED, PUBLISHED)
+DIGITS = DataKind("MNIST", GREY, 10, MNIST, "mnist_10k.npz", "MNIST", "glyphs", genuine=True)
+CLOTHES = DataKind("F-MNIST", GREY, 10, FASHION_MNIST, "fashion_mnist_10k.npz", "Fashion-MNIST", "glyphs", genuine=True)
+SAMPLES = DataKind(
+    "ImageNet", LARGE, 1000, IMAGENET, "imagenet_samples", "ImageNet images", "photos", "listed", genuine=True
 )
+MANY_IMAGES = DataKind("ImageNet", LARGE, 1000, IMAGENET, "cifar10_10k.npz", "CIFAR-10 images, enlarged", "photos")
+"""The many images of the curious client's large rounds are a kind of their own."""
+PHOTOGRAPHS = {
+    "celeba": DataKind(
+        "CelebA-HQ", LARGE, 307, IMAGENET, "orl_faces.npz", "ORL faces of 40 persons (grey)", "photos", "faces"
+    ),
+    "lc25000": DataKind(
+        "LC25000", LARGE, 5, IMAGENET, "medical_images", "H&E tiles of colon tissue", "photos", "tiles"
+    ),
+    "imagenet": SAMPLES,
+}
 KINDS = {
     "femnist": DataKind(
-        "FEMNIST",
-        (1, 28, 28),
-        62,
-        FEMNIST,
-        "femnist_digits_12clients.npz",
-        "handwritten digits of 12 clients",
-        "glyphs",
+        "FEMNIST", GREY, 62, FEMNIST, "femnist_digits_12clients.npz", "handwritten digits of 12 clients", "glyphs"
     ),
-    "cifar100": DataKind("CIFAR100", (3, 32, 32), 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
+    "cifar100": DataKind("CIFAR100", COLOUR, 100, CIFAR100, "cifar10_10k.npz", "CIFAR-10 images", "photos"),
     "cifar10": DataKind(
-        "CIFAR-10", (3, 32, 32), 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
+        "CIFAR-10", COLOUR, 10, CIFAR10, "cifar10_10k.npz", "CIFAR-10", "photos", genuine=True, split="test"
     ),
     "mnist": DIGITS,
     "fashion": CLOTHES,
     "mnist-plain": _plain(DIGITS),
     "fashion-plain": _plain(CLOTHES),
-    **_photographs(PUBLISHED),
-    **_photographs(REDUCED),
-    **{name: kind for side in CURIOUS_SIDES for name, kind in _unwhitened(side).items()},
+    **PHOTOGRAPHS,
+    **{f"{name}@{REDUCED}": _at(REDUCED, kind) for name, kind in PHOTOGRAPHS.items()},
+    **{
+        f"{name}@{side}-plain": _at(side, _plain(kind))
+        for side in CURIOUS_SIDES
+        for name, kind in (("imagenet", SAMPLES), ("imagenet-many", MANY_IMAGES))
+    },
 }
 KIND_OF = {kind.title: name for name, kind in KINDS.items() if "@" not in name and not name.endswith("-plain")}
 

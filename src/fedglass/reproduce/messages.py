@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -22,32 +22,31 @@ from fedglass.federation.views import ServerView
 from fedglass.models.catalogue import build
 from fedglass.models.init import load_weights
 from fedglass.reproduce.image_sources import KINDS, Population
-from fedglass.reproduce.paper import Experiment, FederationRun, Setup
-
-
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A network after its warm-up, and its accuracy."""
-
-    path: str
-    accuracy: float
+from fedglass.reproduce.paper import Experiment, Setup
 
 
 def simulated_message(
-    experiment: Experiment, clients: Sequence[Client], seed: int, network: TrainedNetwork | None = None
+    experiment: Experiment,
+    clients: Sequence[Client],
+    seed: int,
+    weights: str | None = None,
+    utility: Mapping[str, float] | None = None,
 ) -> Target:
-    """Return one message of some clients, which start from a network that was warmed up, if there is one."""
+    """Return one message of some clients.
+
+    Args:
+        experiment: The setup, and what the adversary knows of it.
+        clients: The clients behind the message.
+        seed: The seed of network and training.
+        weights: The file of the network after its warm-up, if it has one.
+        utility: The accuracy of that network.
+    """
     setup, supposed = experiment.setup, experiment.supposed
-    model = network_of(setup, seed, None if network is None else network.path)
-    federation = federation_of(setup, model, clients, seed)
+    federation = federation_of(setup, network_of(setup, seed, weights), clients, seed)
     (pending,) = Simulated(federation, views=(setup.view(),), knows=experiment.knows).targets(no_progress)
     target = ready_target(pending)
-    observation = target.observation
-    return replace(
-        target,
-        observation=observation if supposed is None else with_training(observation, supposed),
-        utility={} if network is None else {"accuracy": network.accuracy},
-    )
+    observation = target.observation if supposed is None else with_training(target.observation, supposed)
+    return replace(target, observation=observation, utility=utility or {})
 
 
 def clients_of_message(setup: Setup, population: Population, index: int) -> tuple[Client, ...]:
@@ -95,10 +94,13 @@ PATIENCE = 20
 
 def played_federation(experiment: Experiment, population: Population, number: int, seed: int) -> Target:
     """Play a federation up to a late round; the number of the run determines network, data and training."""
-    setup = experiment.setup
-    run = _run_of(setup)
-    federation = federation_of_run(setup, population, number, derive(seed, "run", number))
-    attacked = with_attacked_batches(federation, setup)
+    setup, run = experiment.setup, experiment.setup.federation_run
+    assert run is not None
+    federation = attacked = federation_of_run(setup, population, number, derive(seed, "run", number))
+    if run.before is not None:  # in the attacked round each client has its attacked batch only
+        batches = zip(federation.clients, setup.sizes, strict=True)
+        clients = [replace(c, images=c.images[:size], labels=c.labels[:size]) for c, size in batches]
+        attacked = replace(federation, clients=clients, training=setup.training)
     test, utility = population.test(), dict[str, float]()
     for index, round_ in enumerate(federation.play(run.rounds + PATIENCE)):
         if (index + 1) % MARKED == 0 or index + 1 >= run.rounds:
@@ -124,7 +126,8 @@ def played_federation(experiment: Experiment, population: Population, number: in
 
 def federation_of_run(setup: Setup, population: Population, index: int, seed: int) -> Federation:
     """Return the clients of one run. The first is the adversary: it does not defend itself, and may send poison."""
-    run, kind = _run_of(setup), KINDS[setup.data]
+    run, kind = setup.federation_run, KINDS[setup.data]
+    assert run is not None
     owned = setup.sizes or (setup.examples,) * setup.clients
     sizes = owned if run.before is None else (run.before.examples,) * setup.clients
     training = setup.training if run.before is None else run.before.training
@@ -138,22 +141,6 @@ def federation_of_run(setup: Setup, population: Population, index: int, seed: in
     return Federation(model, clients, training, kind.classes, kind.whitening, aggregator=run.rule, seed=seed)
 
 
-def with_attacked_batches(federation: Federation, setup: Setup) -> Federation:
-    """Return the federation as it is in the attacked round, in which each client has its attacked batch only."""
-    if _run_of(setup).before is None:
-        return federation
-    clients = [
-        replace(client, images=client.images[:size], labels=client.labels[:size])
-        for client, size in zip(federation.clients, setup.sizes, strict=True)
-    ]
-    return replace(federation, clients=clients, training=setup.training)
-
-
 def readable(federation: Federation, round_: Round) -> bool:
     """Return whether the rule accepted an update of a client other than the adversary."""
     return any(name != federation.clients[0].name for name in round_.accepted)
-
-
-def _run_of(setup: Setup) -> FederationRun:
-    assert setup.federation_run is not None
-    return setup.federation_run

@@ -25,7 +25,7 @@ from fedglass.recipes import recipe
 from fedglass.reproduce import papers
 from fedglass.reproduce.image_sources import Population
 from fedglass.reproduce.probes.probe import PublishedProbe
-from fedglass.reproduce.tables import Request, Row, Setting, Table, paper_name
+from fedglass.reproduce.tables import Request, Row, Setting, Table, content, paper_name
 
 if TYPE_CHECKING:
     from fedglass.reproduce.cases import Cell
@@ -138,6 +138,7 @@ class Method:
     """A method of a table and the recipe that it runs."""
 
     recipe: str
+    """Empty for a blind guess or an oracle, which is compared with the methods of a table but is not an attack."""
     title: str = ""
     """Empty if only tables that print the method can run it."""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -153,11 +154,13 @@ class Method:
         return attack
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A blind guess or an oracle that is compared with the methods of a table, but is not an attack."""
+def methods_of(paper: str) -> dict[str, Method]:
+    """Return the methods of a paper by name: its own, and this package's for the same tables.
 
-    title: str
+    >>> methods_of("sme")["fast"]
+    Method(recipe='sme', title="this package's sme", options={}, weights='')
+    """
+    return {name: Method(**fields) for name, fields in content("methods")[paper].items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +169,7 @@ class Recreation:
 
     experiment: Callable[[Row, str, Request], Experiment]
     """Make an experiment from a row, a method and the user's request."""
-    extra_methods: Mapping[str, Method | Baseline] = field(default_factory=dict)
+    extra_methods: Mapping[str, Method] = field(default_factory=dict)
     """Methods that the table does not print but that it can be compared with."""
 
 
@@ -180,17 +183,7 @@ class Comparison:
     """Computed measures by row and method; `same_` before the name of a printed text is 1 where it came out."""
 
 
-@dataclass(frozen=True)
-class WeightsOption:
-    """A trained network that a setting starts from, given with `--weights NAME=FILE`."""
-
-    name: str
-    """NAME on the command line."""
-    needed: bool = True
-    """Whether the setting cannot run with an untrained network instead."""
-
-
-def no_weights(setting: Setting) -> WeightsOption | None:
+def no_weights(setting: Setting) -> str | None:
     """Return None: the paper takes no trained networks."""
     return None
 
@@ -201,7 +194,10 @@ class Paper:
 
     tables: Mapping[str, Recreation]
     compared: Mapping[str, Callable[[Table], Comparison]] = field(default_factory=dict)
-    network: Callable[[Setting], WeightsOption | None] = no_weights
+    network: Callable[[Setting], str | None] = no_weights
+    """The trained network that a setting starts from, NAME of `--weights NAME=FILE`; None if it takes none."""
+    optional_networks: Sequence[str] = ()
+    """Those of them that an untrained network may stand in for."""
     sides: Sequence[int] = ()
     """Sides that its pictures can be resized to; empty if they cannot."""
     restarts: bool = False

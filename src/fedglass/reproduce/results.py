@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,24 +78,17 @@ class Result(BaseModel):
         return self.table, self.row, self.method, self.client, self.part, self.seed, options, self.data, self.version
 
 
-@dataclass(frozen=True)
-class Results:
-    """The lines of a folder of results, and a sentence for each line that was skipped."""
-
-    lines: Sequence[Result]
-    problems: Sequence[str] = ()
-
-    def places(self) -> set[Place]:
-        """Return what the measured lines are about."""
-        return {line.place for line in self.lines if line.provenance != PAGE}
+def places_of(lines: Iterable[Result]) -> set[Place]:
+    """Return what the measured lines are about."""
+    return {line.place for line in lines if line.provenance != PAGE}
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: Path, report: Callable[[str], None] | None = None) -> list[Result]:
     """Return all results of a folder, the last one about each run.
 
-    A line that is not a result is named and skipped.
+    A line that is not a result is skipped; `report` is called with a sentence about it.
     """
-    lines, problems = list[Result](), list[str]()
+    lines = list[Result]()
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         try:
             text = read_file(path, MOST_BYTES).decode("utf-8", "replace")
@@ -104,26 +97,20 @@ def read_results(folder: Path) -> Results:
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 result = Result.model_validate_json(line)
-                _row_of(result)
+                rows = table(result.table).rows
+                if not 1 <= result.row <= len(rows):
+                    raise UsageError(f"{result.table} has rows 1 to {len(rows)}, got row {result.row}.")
                 lines.append(result)
             except (ValidationError, UsageError) as error:
-                problems.append(f"{path} line {number} is not a result and was skipped: {_reason(error)}")
+                reason = str(error)
+                if isinstance(error, ValidationError):
+                    first = error.errors(include_url=False, include_input=False)[0]
+                    field = ".".join(map(str, first["loc"])) or "line"
+                    reason = f"{field}: {first['msg']}. Restore the line, or delete it."
+                if report is not None:
+                    report(f"{path} line {number} is not a result and was skipped: {reason}")
     distinct = {id(line) if line.provenance == PAGE else line.place: line for line in lines}
-    return Results(list(distinct.values()), problems)
-
-
-def _reason(error: ValidationError | UsageError) -> str:
-    if isinstance(error, UsageError):
-        return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'line'}: {first['msg']}. Restore the line, or delete it."
-
-
-def _row_of(result: Result) -> Row:
-    rows = table(result.table).rows
-    if not 1 <= result.row <= len(rows):
-        raise UsageError(f"{result.table} has rows 1 to {len(rows)}, got row {result.row}.")
-    return rows[result.row - 1]
+    return list(distinct.values())
 
 
 def append_result(folder: Path, result: Result) -> None:
@@ -165,17 +152,15 @@ class MeasuredLine:
     def value(self, measure: str, deviation: bool = False) -> Printed | None:
         """Return mean and spread over clients; the parts that a row averages over are averaged first."""
         if not self.is_measured:
-            return self._from_page(measure)
+            from_page = [result for result in self.results if measure in result.metrics]
+            last = from_page[-1] if from_page else None
+            return None if last is None else Printed(last.metrics[measure], last.errors.get(measure))
         by_client = values_by_key(
             ((result.client, result.seed), result.metrics[measure])
             for result in self.results
             if measure in result.metrics
         )
         return mean_and_spread([statistics.fmean(values) for values in by_client.values()], deviation)
-
-    def _from_page(self, measure: str) -> Printed | None:
-        values = [result for result in self.results if measure in result.metrics]
-        return Printed(values[-1].metrics[measure], values[-1].errors.get(measure)) if values else None
 
     def guess(self, measure: str) -> Printed | None:
         """Return what the best blind guess reaches, if it was measured."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from fedglass.core.files import read_file
-from fedglass.core.text import values_by_key
+from fedglass.core.metric_scale import Scale
+from fedglass.core.text import ranges, values_by_key
 from fedglass.reproduce.results import MeasuredLine, Result, lines_of, printed_lines, tally
-from fedglass.reproduce.tables import Measure, Printed, Table, figure, names, number, paper_name, setting_text, table
+from fedglass.reproduce.tables import Printed, Table, figure, names, number, paper_name, setting_text, table
 
 PAPERS = {
     "dlfa": "Data Leakage in Federated Averaging [Dimitrov et al., 2022]",
@@ -18,28 +19,10 @@ PAPERS = {
     "curious": "The curious client [Wilson et al., 2024]",
     "malicious": "The maliciously curious client [Yue et al., 2025]",
 }
-HEAD = """# Published numbers, re-created
-
-This page is generated: `fedglass reproduce page -o docs/reproduction.md` writes it from the lines in
-`docs/reproduction/results`, the published values and the findings in `docs/reproduction/findings`.
-
-```sh
-fedglass reproduce list                                  # the tables and figures
-fedglass reproduce list sme-table2                       # its rows, methods and published values
-fedglass reproduce sme-table2 --clients 5 --rows 1,7 --methods fast,ig -o reproductions
-fedglass reproduce campaign --hours 8                    # all missing rows, the most telling first
-```
-
-A line is one row and one method of a table. It is **met** if every mean lies within 5 % of the printed value or one
-unit of its last digit, or, from five runs on, within two standard errors. It is **beaten** if no mean is worse and
-one is better, and **missed** otherwise. Lines that were only on an older page are listed as such and count as not run.
-Of several settings of a line, the largest runs count, whatever they gave.
-± is the standard error over clients. A blind guess does not see the message: grey, black, the best flat colour, means
-of public images where the adversary has some.
-Methods named `fast` or `ours` in tables that do not print them are this package's own recipes.
-"""
+HEAD = (resources.files("fedglass.reproduce") / "published" / "page.md").read_text(encoding="utf-8")
+"""The beginning of the page: how it is made, and what its words mean."""
 MISSING = "–"
-ALSO_SHOWN = {"psnr": Measure("PSNR", 1), "ssim": Measure("SSIM", 3), "lpips": Measure("LPIPS", 3)}
+ALSO_SHOWN = {"psnr": Scale("PSNR", digits=1), "ssim": Scale("SSIM"), "lpips": Scale("LPIPS")}
 """Measures that a table shows where they were measured, although the paper's has no such column."""
 LARGEST_TEXT = 1 << 20
 
@@ -52,7 +35,7 @@ def read_findings(folder: Path) -> dict[str, str]:
 
 def page(results: Sequence[Result], findings: Mapping[str, str]) -> str:
     """Return the page."""
-    tables = {name: [table(t) for t in _tables(name)] for name in PAPERS}
+    tables = {name: [table(t) for t in tables_of(name)] for name in PAPERS}
     parts = [HEAD, _summary(tables, results)]
     for name, title in PAPERS.items():
         parts += [f"## {title}\n", findings.get(name, "No findings yet.") + "\n"]
@@ -60,7 +43,8 @@ def page(results: Sequence[Result], findings: Mapping[str, str]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _tables(paper: str) -> list[str]:
+def tables_of(paper: str) -> list[str]:
+    """Return the names of the tables of a paper; figures that show runs of a table are not among them."""
     return [name for name in names() if paper_name(name) == paper and figure(name).table == name]
 
 
@@ -97,19 +81,17 @@ def _section(of: Table, results: Sequence[Result]) -> Iterator[str]:
         yield "Not run. The paper prints no numbers here.\n"
 
 
-def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Measure]) -> str:
+def _line(of: Table, line: MeasuredLine, measures: Mapping[str, Scale]) -> str:
     printed = line.row.values.get(line.method, {})
     cells = [str(line.row.number), _setting(of, line), of.methods.get(line.method, f"`{line.method}` (not printed)")]
     for name, measure in measures.items():
-        values = printed.get(name), line.value(name, of.spread == "standard deviation"), _mean(line.guess(name))
+        guess = line.guess(name)
+        blind = None if guess is None else Printed(guess.mean)
+        values = printed.get(name), line.value(name, of.deviation), blind
         cells += [number(value, measure.digits) if value is not None else MISSING for value in values]
     verdict = line.verdict(of) if line.is_measured else "older page"
     runs = f"{line.runs} of {of.clients}" if of.clients else str(line.runs)
     return "| " + " | ".join([*cells, runs, line.size() or MISSING, verdict or MISSING]) + " |"
-
-
-def _mean(value: Printed | None) -> Printed | None:
-    return None if value is None else Printed(value.mean)
 
 
 def _setting(of: Table, line: MeasuredLine) -> str:
@@ -126,53 +108,6 @@ def _listed(entries: Sequence[tuple[int, str]], rows: int) -> str:
     """
     texts = []
     for method, missing in values_by_key((method, row) for row, method in entries).items():
-        if len(missing) == rows and rows > 1:
-            texts.append(f"{method} all rows")
-            continue
-        runs: list[list[int]] = []
-        for row in missing:
-            if runs and row == runs[-1][-1] + 1:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-        ranges = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
-        texts.append(f"{method} row{'s' if len(missing) > 1 else ''} {', '.join(ranges)}")
+        listed = f"row{'s' if len(missing) > 1 else ''} {ranges(missing)}"
+        texts.append(f"{method} all rows" if len(missing) == rows > 1 else f"{method} {listed}")
     return "; ".join(texts)
-
-
-QUOTED = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?=\s?(?:%|dB))|(?<![\w.,])\d[\d,]*\.\d+(?![\w])")
-
-
-def unsupported_numbers(paper: str, text: str, results: Sequence[Result]) -> list[str]:
-    """Return the numbers of a findings text that are neither measured nor printed.
-
-    A number counts if it has a decimal point, or stands before % or dB, and is not code.
-    """
-    known = set(_known_numbers(paper, results))
-    quoted = [
-        match[0].replace(",", "") for match in QUOTED.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
-    ]
-    return [text for text in quoted if not any(_shows(text, value) for value in known)]
-
-
-def _shows(text: str, value: float) -> bool:
-    digits = len(text.partition(".")[2])
-    return f"{abs(value):.{digits}f}" == f"{float(text):.{digits}f}"
-
-
-def _known_numbers(paper: str, results: Sequence[Result]) -> Iterator[float]:
-    for of in map(table, _tables(paper)):
-        for row in of.rows:
-            for values in row.values.values():
-                for printed in values.values():
-                    if isinstance(printed, str):  # such as a range
-                        yield from map(float, re.findall(r"\d+(?:\.\d+)?", printed))
-                    elif printed is not None:
-                        yield from (x for x in (printed.mean, printed.spread) if x is not None)
-        for line in lines_of(of, results):
-            for result in line.results:
-                yield from (*result.metrics.values(), *result.errors.values())
-            for name in {name for result in line.results for name in result.metrics}:
-                value = line.value(name)
-                if value is not None:
-                    yield from (x for x in (value.mean, value.spread) if x is not None)

@@ -5,13 +5,11 @@ The warm-ups come first, each once in a directory, then the cases by the audit's
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.torch import save
 from torch import nn
@@ -22,6 +20,7 @@ from fedglass.audit.public_data import accuracy, sample_examples
 from fedglass.audit.target import AuditProgress, RoundProgress
 from fedglass.core.identity import digest, identity_text
 from fedglass.core.rng import derive
+from fedglass.core.text import count
 from fedglass.execution.executor import Executor, client_trainer, persistent
 from fedglass.execution.machine import device_named, repeatable_arithmetic
 from fedglass.federation.client import Client, TrainClients, train_sequentially
@@ -29,21 +28,15 @@ from fedglass.models.catalogue import build
 from fedglass.reproduce.cases import Cell, ClientTrial, TrialCase, cases_of
 from fedglass.reproduce.image_sources import KINDS, MOST_WRITERS, Population
 from fedglass.reproduce.messages import (
-    TrainedNetwork,
     clients_of_message,
     federation_of,
     network_of,
     played_federation,
     simulated_message,
 )
-from fedglass.reproduce.paper import Setup, WarmUp
+from fedglass.reproduce.paper import Experiment, Setup, WarmUp
 from fedglass.verdict.directory import RECORDS, RecordFile, alone, write_bytes
 from fedglass.verdict.records import Record
-
-if TYPE_CHECKING:
-    from fedglass.reproduce.cases import ClientTrial, TrialCase
-    from fedglass.reproduce.paper import Experiment
-
 
 TRAINED, STATES = "trained", "states"
 
@@ -65,22 +58,20 @@ def cases_without_network(cases: Sequence[TrialCase], directory: Path) -> list[T
     return [case for path, case in warm.items() if not path.is_file()]
 
 
-def trained_network(
+def train_network(
     trial: ClientTrial, directory: Path, progress: RoundProgress, answers: TrainClients = train_sequentially
-) -> TrainedNetwork | None:
-    """Return the network after the trial's warm-up, trained here if it has no file yet; None without a warm-up."""
+) -> float:
+    """Train the network of the trial's warm-up unless it has a file, and return its accuracy."""
     setup, population, seed = trial.experiment.setup, trial.population, trial.seed
     path = network_file(trial, directory)
-    if path is None:
-        return None
+    assert path is not None
     with repeatable_arithmetic():
         if not path.is_file():
             done, weights = _shorter(trial, directory)
             model = warm_up_network(setup, population, seed, progress, done, weights, answers)
             write_bytes(directory, f"{TRAINED}/{path.name}", save(model.state_dict()))
         data = population.dataset()
-        share = accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
-    return TrainedNetwork(str(path), share)
+        return accuracy(network_of(setup, seed, str(path)), data.whitening, sample_examples(data, seed))
 
 
 def warm_up_network(
@@ -141,9 +132,13 @@ def ready_to_run(directory: Path, executor: Executor) -> Iterator[Play]:
 
         def play(cases: Sequence[TrialCase], progress: AuditProgress, deadline: float | None) -> dict[str, Record]:
             def prepared(todo: Sequence[TrialCase]) -> list[Work]:
-                networks = _networks(todo, directory, progress, client_trainer(ready))
-                found = [(case, networks[network_file(case.subject, directory)]) for case in todo]
-                return [replace(_work(case, network, deadline), states=states) for case, network in found]
+                accuracies = _train_networks(todo, directory, progress, client_trainer(ready))
+                paths = [network_file(case.subject, directory) for case in todo]
+                works = [
+                    _work(case, path, {} if path is None else {"accuracy": accuracies[path]}, deadline)
+                    for case, path in zip(todo, paths, strict=True)
+                ]
+                return [replace(work, states=states) for work in works]
 
             play_unfinished(cases, directory, ready, prepared, progress, cut_short=True)
             keys = {case.key for case in cases}
@@ -158,38 +153,39 @@ def run(cells: Sequence[Cell], directory: Path, executor: Executor, progress: Au
         return play(cases_of(cells), progress, None)
 
 
-def _networks(
+def _train_networks(
     cases: Sequence[TrialCase], directory: Path, progress: AuditProgress, answers: TrainClients
-) -> dict[Path | None, TrainedNetwork | None]:
-    """Train the networks that the cases start from, which they share; return them by file."""
-    networks: dict[Path | None, TrainedNetwork | None] = {None: None}
+) -> dict[Path, float]:
+    """Train the networks that the cases start from, which they share; return their accuracies by file."""
+    accuracies: dict[Path, float] = {}
     for trial in (case.subject for case in cases):
         path, network = network_file(trial, directory), trial.experiment.setup.network
 
         def trained(done: int, total: int, network: str = network) -> None:
             progress.trained(f"{network} for {total} rounds", done, total)
 
-        if path not in networks:
-            networks[path] = trained_network(trial, directory, trained, answers)
-    return networks
+        if path is not None and path not in accuracies:
+            accuracies[path] = train_network(trial, directory, trained, answers)
+    return accuracies
 
 
-def _work(case: TrialCase, network: TrainedNetwork | None, deadline: float | None) -> Work:
+def _work(case: TrialCase, network: Path | None, utility: Mapping[str, float], deadline: float | None) -> Work:
     trial, experiment = case.subject, case.subject.experiment
     device = device_named("auto" if experiment.probe.accelerated else "cpu")
     if experiment.setup.federation_run is not None:
-        played = functools.partial(played_federation, experiment, trial.population, trial.client, trial.seed)
-        return Work(case, played, device, deadline)
-    clients = clients_of_message(experiment.setup, trial.population, trial.client)
-    message = functools.partial(simulated_message, experiment, clients, trial.seed, network)
-    return Work(case, message, device, deadline)
+        target = partial(played_federation, experiment, trial.population, trial.client, trial.seed)
+    else:
+        clients = clients_of_message(experiment.setup, trial.population, trial.client)
+        weights = None if network is None else str(network)
+        target = partial(simulated_message, experiment, clients, trial.seed, weights, utility)
+    return Work(case, target, device, deadline)
 
 
 GradientTimer = Callable[[str, str, int], float]
 """Return the seconds that one plain gradient takes, given network, kind of data and number of examples."""
 
 
-@functools.cache
+@cache
 def time_gradient(network: str, data: str, examples: int) -> float:
     """Measure the seconds of one plain gradient of that many examples, on one thread."""
     kind = KINDS[data]
@@ -235,17 +231,13 @@ def describe_cost(
     costs = [experiment_seconds(case.subject.experiment, timer) for case in cases]
     if not costs:
         return "Nothing is left to run."
-    one_run = (
-        f"about {duration(costs[0])}"
-        if max(costs) < 1.5 * min(costs)
-        else f"{duration(min(costs))} to {duration(max(costs))}"
-    )
+    alike = max(costs) < 1.5 * min(costs)
+    one_run = f"about {duration(costs[0])}" if alike else f"{duration(min(costs))} to {duration(max(costs))}"
     running = min(workers, len(costs))
     wall = max(sum(costs) / running, max(costs))
-    plural = "" if len(costs) == 1 else "s"
     training = max((warm_up_seconds(case.subject, timer) for case in untrained), default=0.0)
     before = f", after about {duration(training)} of training the network" if training else ""
     return (
-        f"{len(costs)} run{plural}, {one_run} each on one core, about {duration(wall)} in all with {running} "
-        f"worker{'' if running == 1 else 's'} (estimated from {TIMED_STEPS} timed steps){before}."
+        f"{count(len(costs), 'run')}, {one_run} each on one core, about {duration(wall)} in all with "
+        f"{count(running, 'worker')} (estimated from {TIMED_STEPS} timed steps){before}."
     )

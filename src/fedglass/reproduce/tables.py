@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from fedglass.core.errors import UsageError, unknown_name
+from fedglass.core.metric_scale import Scale
 
 PUBLISHED, REDUCED = 224, 96
 """Sides of photographs: of the papers, and small enough for a CPU."""
@@ -54,14 +55,6 @@ class Printed:
     spread: float | None = None
 
 
-@dataclass(frozen=True)
-class Measure:
-    """The title of a column of numbers, and its decimal places."""
-
-    title: str
-    digits: int
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     """One row of a table: its setting, and the numbers of each method."""
@@ -94,7 +87,8 @@ class Table:
     """Field of the setting -> its heading."""
     methods: Mapping[str, str]
     """Name on the command line -> name in the paper."""
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Scale]
+    """Title and decimal places of each column of numbers."""
     rows: Sequence[Row]
     spread: str | None = None
     """Meaning of the number after ±: `standard error` or `standard deviation`."""
@@ -110,6 +104,11 @@ class Table:
     not numbers, the fields that change `along` with it, and the fields of separate `panels`."""
     drawn_along: Mapping[str, str] = field(default_factory=dict)
     """Measures that were also taken during the training, and the title of that axis."""
+
+    @property
+    def deviation(self) -> bool:
+        """Return whether the number after ± is the standard deviation, not the standard error."""
+        return self.spread == "standard deviation"
 
 
 @dataclass(frozen=True)
@@ -129,9 +128,9 @@ def names() -> dict[str, str]:
     >>> names()["dlfa-table2"]
     'Labels wrong of 50, counts recovered from the update'
     """
-    files = (entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
-    titles = {name: str(_content(name)["title"]) for name in files if name != FIGURES}
-    titles |= {name: f"{entry['title']} (runs of {entry['table']})" for name, entry in _content(FIGURES).items()}
+    files = (entry.name.removesuffix(".json") for entry in _folder().iterdir() if "-" in entry.name)
+    titles = {name: str(content(name)["title"]) for name in files}
+    titles |= {name: f"{entry['title']} (runs of {entry['table']})" for name, entry in content(FIGURES).items()}
     return {name: titles[name] for name in sorted(titles, key=_order)}
 
 
@@ -142,12 +141,12 @@ def table(name: str) -> Table:
     >>> table("dlfa-table1").rows[3].values["prior"]["psnr"]
     Printed(mean=21.5, spread=None)
     """
-    if name not in names() or name in _content(FIGURES):
+    if name not in names() or name in content(FIGURES):
         raise unknown_name("table or figure", name, names())
-    content = _content(name)
-    measures = {key: Measure(**value) for key, value in content["measures"].items()}
-    rows = [_row(i, row, content, tuple(measures)) for i, row in enumerate(content["rows"], 1)]
-    fields = {key: value for key, value in content.items() if key != "fixed"}
+    values = content(name)
+    measures = {key: Scale(**value) for key, value in values["measures"].items()}
+    rows = [_row(i, row, values, tuple(measures)) for i, row in enumerate(values["rows"], 1)]
+    fields = {key: value for key, value in values.items() if key != "fixed"}
     return Table(**{**fields, "measures": measures, "rows": rows})
 
 
@@ -157,7 +156,7 @@ def figure(name: str) -> Figure:
     >>> figure("sme-figure5")
     Figure(name='sme-figure5', title='images at E = 20, N = 50', table='sme-table2', rows=(5, 11), methods=())
     """
-    entry = _content(FIGURES).get(name)
+    entry = content(FIGURES).get(name)
     if entry is None:
         return Figure(name, table(name).title, name)
     return Figure(name, entry["title"], entry["table"], tuple(entry.get("rows", ())), tuple(entry.get("methods", ())))
@@ -229,9 +228,10 @@ def _chosen(of: Table, choice: str) -> Iterator[int]:
         span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
         if not 1 <= first <= last <= len(of.rows):
+            column = next(iter(of.columns))
             raise UsageError(
                 f"rows must be numbers from 1 to {len(of.rows)}, such as 1,3-4, or fields of the setting, such as "
-                f"{_example(of)}; got {choice!r}."
+                f"{column}={of.rows[0].setting[column]}; got {choice!r}."
             )
         yield from range(first, last + 1)
 
@@ -248,13 +248,8 @@ def _by_setting(of: Table, choice: str) -> list[int]:
     return numbers
 
 
-def _example(of: Table) -> str:
-    name = next(iter(of.columns))
-    return f"{name}={of.rows[0].setting[name]}"
-
-
-def _row(number: int, row: Mapping[str, Any], content: Mapping[str, Any], measures: Sequence[str]) -> Row:
-    setting = {**content.get("fixed", {}), **dict(zip(content["columns"], row["at"], strict=True))}
+def _row(number: int, row: Mapping[str, Any], of: Mapping[str, Any], measures: Sequence[str]) -> Row:
+    setting = {**of.get("fixed", {}), **dict(zip(of["columns"], row["at"], strict=True))}
     values = {
         method: {measure: _printed(value) for measure, value in zip(measures, printed, strict=True)}
         for method, printed in row["values"].items()
@@ -273,10 +268,11 @@ def _folder() -> Any:
 
 
 @functools.cache
-def _content(name: str) -> dict[str, Any]:
-    content = json.loads((_folder() / f"{name}.json").read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
+def content(name: str) -> dict[str, Any]:
+    """Return the content of one JSON file among the published values."""
+    values = json.loads((_folder() / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(values, dict)
+    return values
 
 
 def _order(name: str) -> tuple[str, str, int]:

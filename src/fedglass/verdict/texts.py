@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedglass.core.text import count as count
 from fedglass.verdict.doubts import DoubtKind, Question, Severity
 
 ALLOWED = "This is allowed by the plan (gate.max_share)."
@@ -48,15 +49,6 @@ def percent(share: float) -> str:
     ('91 %', '1.83 %', '0.1 %', '0 %')
     """
     return f"{100 * share:.3g} %"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> count(1, "image"), count(3, "image")
-    ('1 image', '3 images')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedglass.attack.attack import Attack
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.errors import DataError
 from fedglass.core.files import follow_links, open_file
 from fedglass.core.types import BatchNorm, Training
@@ -24,9 +23,9 @@ from fedglass.models.init import FromFile, Initialisation, KaimingNormal, Kaimin
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.compare import measures_of
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WeightsOption
+from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, methods_of
 from fedglass.reproduce.probes.geometry import pearson
-from fedglass.reproduce.probes.reconstruct import Invert, Retried
+from fedglass.reproduce.probes.reconstruct import Invert
 from fedglass.reproduce.tables import PUBLISHED, REDUCED, Request, Row, Setting, Table
 from fedglass.verdict.records import Record
 
@@ -35,8 +34,6 @@ STEP_LR = 0.0001
 SHARED_LR = 1.0
 """Learning rate of a single step, which stands for sharing the gradient: rounding then loses only tiny entries."""
 DELTA = 1e-5
-STATED_TV = 0.005
-"""Weight of the total variation at 224 x 224 as Section 5.1 states it; Equation 3 gives 0.00007."""
 TRANSFER, UNTRAINED = "transfer", "untrained"
 INITS: Mapping[str, Initialisation] = {
     "normal": KaimingNormal(),
@@ -52,22 +49,9 @@ NETWORKS = {
 }
 MODES = {"eval": BatchNorm.FROZEN, "train": BatchNorm.BATCH}
 RETRIES = 5
-METHODS = {
-    "ours": Method("coarse_to_fine_published", "coarse-to-fine"),
-    "fast": Method("coarse_to_fine", "this package's coarse_to_fine"),
-    "fast-pruned": Method("coarse_to_fine_pruned", "this package's coarse_to_fine_pruned"),
-    "fedleak": Method("fedleak", "FedLeak"),
-    "hfgradinv": Method("hfgradinv", "HFGradInv"),
-    "agic": Method("agic", "AGIC"),
-    "sapag": Method("sapag", "SAPAG"),
-    "invg": Method("invg", "InvG"),
-    "idlg": Method("idlg_adam", "iDLG with Adam"),
-    "tv": Method("invg_scaled", "InvG with the rescaled total variation"),
-    "coarse": Method("coarse_stage_published", "the coarse stage alone"),
-    "ours-stated": Method("coarse_to_fine_published", "coarse-to-fine with the stated λ_TV", {"tv": STATED_TV}),
-    "fast-stated": Method("coarse_to_fine", "this package's coarse_to_fine with the stated λ_TV", {"tv": STATED_TV}),
-    "fast-coarse": Method("coarse_stage", "the coarse stage of this package's coarse_to_fine alone"),
-}
+METHODS = methods_of("c2f")
+"""Those named `stated` have the weight of the total variation at 224 x 224 as Section 5.1 states it: 0.005, where
+Equation 3 gives 0.00007."""
 PRINTED = ("ours", "fedleak", "hfgradinv", "agic", "sapag", "invg", "idlg", "tv", "coarse")
 """Methods of the paper: 30,000 iterations, coarse-to-fine as many in each stage [K. Zhu et al., 2025, Sec. 5.1]."""
 TWO_STAGES = ("ours", "ours-stated", "fast", "fast-stated", "fast-pruned")
@@ -82,8 +66,10 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting = row.setting
     steps = setting.get("steps", 1)
     gradient, release = _defence(setting)
+    data = KIND_OF[setting["dataset"]]
+    resized = request.side != PUBLISHED and KINDS[data].shape[1] >= PUBLISHED
     setup = Setup(
-        _data(setting["dataset"], request.side),
+        f"{data}@{request.side}" if resized else data,
         NETWORKS[setting.get("network", "ResNet-18")],
         Training(SHARED_LR if steps == 1 else STEP_LR, epochs=steps, batch_norm=MODES[setting.get("mode", "eval")]),
         setting.get("batch", 1),
@@ -97,28 +83,26 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
 def retried(row: Row, method: str, request: Request) -> Experiment:
     """Run FedLeak on one message several times, with one way to reach the size of its pictures (Table 4)."""
     attack = Method("fedleak", options={"crop": method == "crop"}).attack(request)
-    return replace(inverted(row, "fedleak", request), probe=Retried(attack, RETRIES))
+    return replace(inverted(row, "fedleak", request), probe=Invert(attack, RETRIES))
 
 
-def network(setting: Setting) -> WeightsOption | None:
-    """Return the trained network of a setting; in some figures an untrained one may stand in for it.
+def network(setting: Setting) -> str | None:
+    """Return the trained network of a setting.
 
     >>> network({"init": "transfer"}), network({"init": "normal", "stage": "50"}), network({"init": "normal"})
-    (WeightsOption(name='transfer', needed=True), WeightsOption(name='50', needed=True), None)
+    ('transfer', '50', None)
     """
     stage = setting.get("stage", UNTRAINED)
     if stage != UNTRAINED:
-        return WeightsOption(str(stage))
-    if setting.get("init") == TRANSFER:
-        return WeightsOption(TRANSFER)
-    return WeightsOption(setting["trained"], needed=False) if "trained" in setting else None
+        return str(stage)
+    return TRANSFER if setting.get("init") == TRANSFER else setting.get("trained")
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """Say how the runs differ from the paper's in size."""
     setups = [case.subject.experiment.setup for cell in cells for case in cell.cases]
     sides = sorted({KINDS[setup.data].shape[1] for setup in setups})
-    counts = sorted({sum(iterations_of_stages(cell.experiment.probe.attack)) for cell in cells})
+    counts = sorted({sum(cell.experiment.probe.stages()) for cell in cells})
     sizes_here = [
         f"{' or '.join(map(str, counts))} iterations in all, which coarse-to-fine halves between its stages",
         f"restarts: {max(cell.request.restarts for cell in cells)}",
@@ -131,11 +115,6 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     return [text, MADE_FOR_LESS] if has_fast_methods else [text]
 
 
-def _data(title: str, side: int) -> str:
-    name = KIND_OF[title]
-    return name if side == PUBLISHED or KINDS[name].shape[1] < PUBLISHED else f"{name}@{side}"
-
-
 def _attack(method: str, request: Request) -> Attack:
     """Return the attack; requested iterations are of all stages together, so that methods compare at one cost."""
     halved = request.iterations is not None and method in TWO_STAGES
@@ -145,11 +124,11 @@ def _attack(method: str, request: Request) -> Attack:
 
 def _initialisation(setting: Setting, request: Request) -> Initialisation:
     trained = network(setting)
-    if trained is None or trained.name not in request.weights:
+    if trained is None or trained not in request.weights:
         return INITS[setting["init"]]
-    path = request.weights[trained.name]
+    path = request.weights[trained]
     # A checkpoint is a stage of this very network: with newly drawn layers its stated accuracy would be wrong.
-    return (Transfer if trained.name == TRANSFER else FromFile)(path, _sha256(path))
+    return (Transfer if trained == TRANSFER else FromFile)(path, _sha256(path))
 
 
 @functools.cache
@@ -202,6 +181,7 @@ NAMES = [f"c2f-table{number}" for number in (1, 2, 3, 5, 6)] + [
 PAPER = Paper(
     {**dict.fromkeys(NAMES, Recreation(inverted, METHODS)), "c2f-table4": Recreation(retried)},
     network=network,
+    optional_networks=("53",),
     sides=(REDUCED, PUBLISHED),
     restarts=True,
     iterations={method: 60_000 if method == "ours" else 30_000 for method in PRINTED} | {"ours-stated": 60_000},

@@ -14,68 +14,33 @@ from fedglass.attack.refine.gan import gan
 from fedglass.attack.refine.masked_diffusion import mde
 from fedglass.attack.refine.restoration import ddrm_enlarged
 from fedglass.attack.solvers.adam import Adam
-from fedglass.audit.cost import iterations_of_stages
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.cases import Cell
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Baseline, Experiment, FederationRun, Method, Paper, Recreation, Setup, peer_setup
-from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting, Sweep
-from fedglass.reproduce.probes.peer import (
-    ComparedPeerImages,
-    Grey,
-    GuessedImages,
-    ImageGuess,
-    OwnImages,
-    PeerImages,
-    Reduced,
-    WrongRate,
-)
+from fedglass.reproduce.paper import Experiment, FederationRun, Method, Paper, Recreation, Setup, methods_of, peer_setup
+from fedglass.reproduce.probes.divergence import Divergence, DivergenceSetting
+from fedglass.reproduce.probes.peer import FACTOR, GUESSES, GuessedImages, PeerImages
 from fedglass.reproduce.probes.reconstruct import SearchUnknowns
 from fedglass.reproduce.tables import CURIOUS_SIDES, Request, Row, Setting, Table
 
 LR = 0.003
 """Learning rate of the release and of Appendix A."""
-IMAGES, STEPS, FACTOR = 16, 3, 4
+IMAGES, STEPS = 16, 3
 LISTED = 84
 """ImageNet images of the stand-in folder: larger rounds take enlarged ones of CIFAR-10."""
 NETWORKS = {"LeNet": "curious_lenet", "ResNet9": "curious_resnet9", "ResNet18": "curious_resnet18"}
-ATTACKS = {
-    "ours": Method("curious_client_published", "curious client, labels told (as released)"),
-    "counted": Method("curious_client_published", "the same, labels counted from the step"),
-    "fast": Method("curious_client", "this package's curious_client, labels told", {"own": "along"}),
-    "bound": Method(
-        "curious_client_published", "K clients simulated, labels told by client (oracle)", {"grouped": True}
-    ),
-}
+METHODS = methods_of("curious")
+"""Their trained networks are folders: of `fedglass train diffusion` and of `fedglass train gan`."""
 RATES, COUNTS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.75, 1.0, 1.5, 2.0)
 """Values that a search tries, in units of the truth; the truth is among them, and not the first or last rate."""
-DIFFUSION, ENHANCER, TRANSFORMER, CODES = "ddpm", "enhancer", "mdt", "codes"
-"""Names of trained networks, which are folders: of `fedglass train diffusion` and of `fedglass train gan`."""
-REFINED = {
-    "ddrm": Method("curious_client_published", "curious client, refined by DDRM", weights=DIFFUSION),
-    "rog": Method("curious_client_published", "curious client, refined by ROG's GAN (reduced)", weights=ENHANCER),
-}
-LATE = {
-    "mde": Method("curious_client_published", "curious client, refined by MDE", weights=TRANSFORMER),
-    "mi": Method("fedinverse", "FedInverse, MI (reduced)", {"hsic": 0.0}, CODES),
-    "mi_hsic": Method("fedinverse", "FedInverse, MI-HSIC (reduced)", weights=CODES),
-    "raw": Method("curious_client_published", "curious client, not refined"),
-    "fast": ATTACKS["fast"],
-}
 INVERSIONS, ROUNDS, LATE_TRAINING = ("mi", "mi_hsic"), 50, Training(0.1, epochs=1, batch_size=10)
 """Methods that invert the global model, after so many rounds of the training that FedInverse's release has."""
 LABELS: Mapping[str, Labels] = {"counted": InterpolatedCounts()}
 """Labels of methods that do not know them."""
 FACTORS = {"fast": 1}
 """Reduction of the searched images, if it is not the paper's."""
-GUESSES: Mapping[str, ImageGuess] = {"grey": Grey(), "own": OwnImages(), "reduced": Reduced(FACTOR)}
-YARDSTICKS: Mapping[str, Method | Baseline] = {
-    "grey": Baseline("blind: plain grey"),
-    "own": Baseline("blind: its own images"),
-    "reduced": Baseline("oracle: truth reduced by 4"),
-}
-EXTRA_METHODS: Mapping[str, Method | Baseline] = {**ATTACKS, **YARDSTICKS}
+YARDSTICKS = ("grey", "own", "reduced")
 SMOOTH = {"LeNet, sigmoid": ("lenet", 0.0003), "LeNet, tanh": ("lenet_tanh", 0.003), "LeNet": ("curious_lenet", LR)}
 """Networks with a learning rate at which the neglected terms of the lemma are small."""
 POOL = 256
@@ -87,10 +52,9 @@ def inverted(row: Row, method: str, request: Request) -> Experiment:
     setting, knows = row.setting, Knows(labels=method not in LABELS)
     setup = _setup(setting, request)
     if method in GUESSES:
-        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
-    probe = PeerImages(_attack(method, setting, request), FACTORS.get(method, FACTOR))
-    guess = setting.get("guess", 1.0)
-    return Experiment(setup, probe if guess == 1.0 else WrongRate(probe, guess), knows)
+        return Experiment(setup, GuessedImages(method), knows)
+    factor, guess = FACTORS.get(method, FACTOR), setting.get("guess", 1.0)
+    return Experiment(setup, PeerImages(_attack(method, setting, request), factor, guess), knows)
 
 
 def refined(row: Row, method: str, request: Request) -> Experiment:
@@ -98,7 +62,7 @@ def refined(row: Row, method: str, request: Request) -> Experiment:
     experiment = inverted(row, method if method in GUESSES else "ours", request)
     if not isinstance(experiment.probe, PeerImages):
         return experiment
-    folder = request.weights[REFINED[method].weights]
+    folder = request.weights[METHODS[method].weights]
     part = gan(folder) if method == "rog" else ddrm_enlarged(folder, FACTOR)
     return replace(experiment, probe=replace(experiment.probe, attack=replace(experiment.probe.attack, refine=(part,))))
 
@@ -112,14 +76,14 @@ def late(row: Row, method: str, request: Request) -> Experiment:
     setup = peer_setup(KIND_OF[row.setting["dataset"]], NETWORKS["LeNet"], training, sizes)
     setup, knows = replace(setup, federation_run=FederationRun(rounds)), Knows(labels=True)
     if method in GUESSES:
-        return Experiment(setup, GuessedImages(GUESSES[method]), knows)
-    folder, options = request.weights.get(LATE[method].weights, ""), {"labels": OracleLabels()}
+        return Experiment(setup, GuessedImages(method), knows)
+    folder, options = request.weights.get(METHODS[method].weights, ""), {"labels": OracleLabels()}
     if method in INVERSIONS:
-        attack = LATE[method].attack(request, generator=folder, **options)
+        attack = METHODS[method].attack(request, generator=folder, **options)
     else:
-        attack = LATE[method].attack(request, factor=FACTORS.get(method, FACTOR), **options)
+        attack = METHODS[method].attack(request, factor=FACTORS.get(method, FACTOR), **options)
         attack = replace(attack, refine=(mde(folder),)) if method == "mde" else attack
-    return Experiment(setup, ComparedPeerImages(attack, FACTOR), knows)
+    return Experiment(setup, PeerImages(attack, FACTOR), knows)
 
 
 def found_out(row: Row, method: str, request: Request) -> Experiment:
@@ -152,7 +116,7 @@ def _sizes(setting: Setting, request: Request) -> tuple[int, ...]:
 
 
 def _attack(method: str, setting: Setting, request: Request) -> Attack:
-    attack = ATTACKS[method].attack(
+    attack = METHODS[method].attack(
         request, labels=LABELS.get(method, OracleLabels()), factor=FACTORS.get(method, FACTOR)
     )
     (stage,) = attack.stages
@@ -165,22 +129,20 @@ def lemma(row: Row, method: str, request: Request) -> Experiment:
     """Measure the distance of Lemma 1 over one quantity, the others as in the paper's experiments if possible."""
     network, lr = SMOOTH[row.setting["network"]]
     setup = Setup(KIND_OF[row.setting["dataset"]], network, Training(lr), POOL)
-    return Experiment(setup, Divergence(_sweeps(lr)[row.setting["over"]]))
+    return Experiment(setup, _sweeps(lr)[row.setting["over"]])
 
 
-def _sweeps(lr: float) -> Mapping[str, Sweep]:
+def _sweeps(lr: float) -> Mapping[str, Divergence]:
     """Return the sweeps by the quantity that changes; each is in the quantity that the lemma has a power of."""
     rates = tuple(lr * share for share in (0.1, 0.3, 1.0))
     steps, clients, examples = (2, 3, 4, 6, 8), (2, 4, 8, 16), (16, 32, 64)
+    of_steps = tuple(float(t * (t - 1)) for t in steps)
+    of_clients = tuple(float(k - 1) for k in clients)
     return {
-        "η": Sweep("η", rates, tuple(DivergenceSetting(rate, 3, 4, 32) for rate in rates)),
-        "τ": Sweep(
-            "τ(τ-1)", tuple(float(t * (t - 1)) for t in steps), tuple(DivergenceSetting(lr, t, 4, 32) for t in steps)
-        ),
-        "K": Sweep(
-            "K-1", tuple(float(k - 1) for k in clients), tuple(DivergenceSetting(lr, 3, k, 32) for k in clients)
-        ),
-        "N": Sweep("N", tuple(map(float, examples)), tuple(DivergenceSetting(lr, 3, 4, n) for n in examples)),
+        "η": Divergence("η", rates, tuple(DivergenceSetting(rate, 3, 4, 32) for rate in rates)),
+        "τ": Divergence("τ(τ-1)", of_steps, tuple(DivergenceSetting(lr, t, 4, 32) for t in steps)),
+        "K": Divergence("K-1", of_clients, tuple(DivergenceSetting(lr, 3, k, 32) for k in clients)),
+        "N": Divergence("N", tuple(map(float, examples)), tuple(DivergenceSetting(lr, 3, 4, n) for n in examples)),
     }
 
 
@@ -192,8 +154,7 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
         return []
     sides = sorted({KINDS[setup.data].shape[1] for setup in rounds if "@" in setup.data})
     images = {IMAGES if cell.request.images is None else cell.request.images for cell in cells}
-    attacks = [cell.experiment.probe.attack for cell in cells if cell.method not in INVERSIONS]
-    counts = {sum(iterations_of_stages(attack)) for attack in attacks} - {0}
+    counts = {sum(cell.experiment.probe.stages()) for cell in cells if cell.method not in INVERSIONS} - {0}
     sizes_here = [
         *(f"{side} x {side} pixels instead of 128 x 128" for side in sides if side < CURIOUS_SIDES[-1]),
         *(f"{count} images for every {IMAGES} of the paper's" for count in sorted(images) if count != IMAGES),
@@ -204,15 +165,20 @@ def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     return [f"Reduced here: {'; '.join(sizes_here)}. {shared}"]
 
 
+def _chosen(*names: str) -> dict[str, Method]:
+    """Return these methods, and what needs no message next to them."""
+    return {name: METHODS[name] for name in (*names, *YARDSTICKS)}
+
+
 FIGURES = [f"curious-figure{number}" for number in (5, 6, 11, 12, 13, 14)] + ["curious-release"]
 PAPER = Paper(
     {
         "curious-lemma1": Recreation(lemma),
-        **dict.fromkeys(FIGURES, Recreation(inverted, EXTRA_METHODS)),
+        **dict.fromkeys(FIGURES, Recreation(inverted, _chosen("ours", "counted", "fast", "bound"))),
         "curious-search": Recreation(found_out),
-        "curious-figure7": Recreation(refined, {"ddrm": REFINED["ddrm"], **YARDSTICKS}),
-        "curious-figure15": Recreation(refined, {**REFINED, **YARDSTICKS}),
-        "curious-figure9": Recreation(late, {**LATE, **YARDSTICKS}),
+        "curious-figure7": Recreation(refined, _chosen("ddrm")),
+        "curious-figure15": Recreation(refined, _chosen("ddrm", "rog")),
+        "curious-figure9": Recreation(late, _chosen("mde", "mi", "mi_hsic", "raw", "fast")),
     },
     sides=CURIOUS_SIDES,
     remarks=reduced,

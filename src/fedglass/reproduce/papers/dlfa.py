@@ -16,36 +16,20 @@ from fedglass.defend.noise import GaussianNoise, LaplacianNoise
 from fedglass.defend.per_example import PerExample, SameEachEpoch
 from fedglass.defend.pruning import RandomDrop
 from fedglass.federation.views import Knows
-from fedglass.fl.local import GradientFn
 from fedglass.fl.release import Release
 from fedglass.metrics.catalogue import DLFA_CIFAR100_DB, DLFA_FEMNIST_DB
 from fedglass.models.catalogue import build
 from fedglass.models.init import LeCunTruncatedNormal
 from fedglass.reproduce.image_sources import KIND_OF, KINDS
-from fedglass.reproduce.paper import Comparison, Experiment, Method, Paper, Recreation, Setup, WarmUp
-from fedglass.reproduce.probes.reconstruct import ByPsnr, CountLabels, Reconstruct, TryTrainings
+from fedglass.reproduce.paper import Comparison, Experiment, Paper, Recreation, Setup, WarmUp, methods_of
+from fedglass.reproduce.probes.reconstruct import CountLabels, Reconstruct, TryTrainings
 from fedglass.reproduce.tables import Request, Row, Setting, Table
 
 LR = 0.004
 NETWORKS = {"femnist": "femnist_cnn", "cifar100": "cifar_cnn"}
 RECOVERED = {"femnist": DLFA_FEMNIST_DB, "cifar100": DLFA_CIFAR100_DB}
-METHODS = {
-    "prior": Method("dlfa_published"),
-    "no-prior": Method("dlfa_no_prior"),
-    "shared": Method("dlfa_shared"),
-    "fedsgd-epoch": Method("dlfa_fedsgd_epoch"),
-    "fedsgd": Method("dlfa_fedsgd"),
-}
-EXTRA_METHODS = {
-    "printed": Method("dlfa_printed", "Ours (prior), as printed"),
-    "fast": Method("dlfa", "this package's dlfa"),
-    "fast-no-prior": Method("dlfa", "this package's dlfa, no prior", {"prior": 0.0}),
-    "fast-shared": Method("dlfa", "this package's dlfa, Shared", {"shared": True}),
-    "fast-epoch": Method("dlfa", "this package's dlfa, FedSGD-Epoch", {"shared": True, "whole_epochs": True}),
-    "unknown": Method("dlfa_published", "Ours (prior), E and m unknown"),
-    "fast-unknown": Method("dlfa", "this package's dlfa, E and m unknown"),
-}
-"""Methods that are not in the paper: its cosine as printed, and a better solver."""
+METHODS = methods_of("dlfa")
+"""The paper's, its cosine as printed, and a better solver."""
 UNKNOWN = "unknown", "fast-unknown"
 """Methods that know the number of local steps only, and try the epochs that divide it."""
 COUNTS: Mapping[str, Labels] = {
@@ -53,10 +37,15 @@ COUNTS: Mapping[str, Labels] = {
     "before": CountsBefore(),
     "after": CountsAfter(),
 }
+DEFENCES: Mapping[str, Callable[[float], Release]] = {
+    "Gaussian Noise": GaussianNoise,
+    "Laplacian Noise": LaplacianNoise,
+    "Random Pruning": RandomDrop,
+}
 
 
 def _attack(method: str, request: Request, labels: Labels, data: str) -> Attack:
-    return {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=labels, setting=data)
+    return METHODS[method].attack(request, labels=labels, setting=data)
 
 
 def known_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -66,7 +55,7 @@ def known_counts(row: Row, method: str, request: Request) -> Experiment:
 
 def counted_labels(row: Row, method: str, request: Request) -> Experiment:
     """Count the labels without images (Table 2)."""
-    return Experiment(_setup(row.setting, _kind(row.setting)), CountLabels(COUNTS[method]))
+    return Experiment(_setup(row.setting, KIND_OF[row.setting["dataset"]]), CountLabels(COUNTS[method]))
 
 
 def recovered_counts(row: Row, method: str, request: Request) -> Experiment:
@@ -104,19 +93,12 @@ def supposed_training(row: Row, method: str, request: Request) -> Experiment:
 
 def defended(row: Row, method: str, request: Request) -> Experiment:
     """Attack defended clients (Table 6)."""
-    experiment = known_counts(row, method, request)
-    gradient = _defence(row.setting["defence"], row.setting["strength"])
-    return experiment if gradient is None else replace(experiment, setup=replace(experiment.setup, gradient=gradient))
-
-
-def _defence(name: str, strength: float) -> GradientFn | None:
-    releases: dict[str, Callable[[float], Release]] = {
-        "Gaussian Noise": GaussianNoise,
-        "Laplacian Noise": LaplacianNoise,
-        "Random Pruning": RandomDrop,
-    }
+    experiment, name = known_counts(row, method, request), row.setting["defence"]
+    if name not in DEFENCES:
+        return experiment
     # The release draws the same noise in every epoch again.
-    return SameEachEpoch(PerExample(releases[name](strength))) if name in releases else None
+    gradient = SameEachEpoch(PerExample(DEFENCES[name](row.setting["strength"])))
+    return replace(experiment, setup=replace(experiment.setup, gradient=gradient))
 
 
 def _setup(setting: Setting, data: str) -> Setup:
@@ -135,19 +117,15 @@ def _setup(setting: Setting, data: str) -> Setup:
 
 def _reconstructed(row: Row, method: str, request: Request, labels: Labels, knows: Knows) -> Experiment:
     """Return the method's attack on the row's clients; it knows their training, or tries several."""
-    data = _kind(row.setting)
+    data = KIND_OF[row.setting["dataset"]]
     setup, probe = _setup(row.setting, data), _images(_attack(method, request, labels, data), data)
     if method in UNKNOWN:
         return Experiment(setup, TryTrainings(probe), replace(knows, training=False, steps=True))
     return Experiment(setup, probe, knows)
 
 
-def _kind(setting: Setting) -> str:
-    return KIND_OF[setting["dataset"]]
-
-
 def _images(attack: Attack, data: str) -> Reconstruct:
-    return Reconstruct(attack, RECOVERED[data], ByPsnr())
+    return Reconstruct(attack, RECOVERED[data], "psnr")
 
 
 def networks(of: Table) -> Comparison:
@@ -195,7 +173,7 @@ PAPER = Paper(
     tables={
         "dlfa-table2": Recreation(counted_labels),
         "dlfa-table4": Recreation(priors),
-        **{name: Recreation(experiment, EXTRA_METHODS) for name, experiment in METHOD_TABLES.items()},
+        **{name: Recreation(experiment, METHODS) for name, experiment in METHOD_TABLES.items()},
     },
     compared={"dlfa-table5": networks},
 )

@@ -6,7 +6,7 @@ budgets of Table 2 are measured as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fedglass.attack.best_of import AnyAttack
@@ -42,11 +42,10 @@ from fedglass.reproduce.paper import (
     Comparison,
     Experiment,
     FederationRun,
-    Method,
     Paper,
     Recreation,
     Setup,
-    WeightsOption,
+    methods_of,
     peer_setup,
 )
 from fedglass.reproduce.probes.peer import Accuracy, PeerRmse, ValidatedRmse
@@ -198,32 +197,30 @@ def _tested(setting: Setting, request: Request) -> Experiment:
     return Experiment(setup, Accuracy())
 
 
-def network(setting: Setting) -> WeightsOption | None:
+def network(setting: Setting) -> str | None:
     """Return the option of an autoencoder; without it the adversary trains one on its own examples."""
-    return WeightsOption(DECODER, needed=False) if "round" in setting else None
+    return DECODER if "round" in setting else None
 
 
 def reduced(of: Table, cells: Sequence[Cell]) -> list[str]:
     """Say how the runs differ from the paper's in size."""
-    runs = [setup.federation_run for cell in cells if (setup := cell.experiment.setup).federation_run is not None]
-    rounds = sorted({run.rounds for run in runs if run is not None})
+    runs = [cell.experiment.setup.federation_run for cell in cells]
+    rounds = _distinct(run.rounds for run in runs if run is not None)
     attacked = [cell for cell in cells if cell.experiment.setup.sizes]
     if not attacked:
-        return [f"Rounds here: {_listed(rounds)}; the paper does not say how many it has."]
-    sizes = sorted({cell.experiment.setup.sizes[0] for cell in attacked})
-    clients = sorted({len(cell.experiment.setup.sizes) for cell in attacked})
-    iterations = sorted(
-        {probe.iterations for cell in attacked if isinstance(probe := cell.experiment.probe, PeerRmse | ValidatedRmse)}
-    )
+        return [f"Rounds here: {rounds}; the paper does not say how many it has."]
+    sizes = _distinct(cell.experiment.setup.sizes[0] for cell in attacked)
+    clients = _distinct(len(cell.experiment.setup.sizes) for cell in attacked)
+    iterations = _distinct(sum(cell.experiment.probe.stages()) for cell in attacked)
     return [
-        f"Here {_listed(clients)} clients with {_listed(sizes)} attacked images each, where the paper has {CLIENTS} "
-        f"with {BATCH}; {_listed(iterations)} iterations, a number that the paper does not give; seen in round "
-        f"{_listed(rounds)}."
+        f"Here {clients} clients with {sizes} attacked images each, where the paper has {CLIENTS} "
+        f"with {BATCH}; {iterations} iterations, a number that the paper does not give; seen in round "
+        f"{rounds}."
     ]
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _distinct(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers))))
 
 
 def bound(row: Row, method: str, request: Request) -> Experiment:
@@ -239,36 +236,22 @@ def bound(row: Row, method: str, request: Request) -> Experiment:
 def budgets(of: Table) -> Comparison:
     """Compare Table 2's epsilon with four accountants, for sizes that the paper may have had; it states none."""
     heads = ["σ", "images of a client", "rounds", *(name for name, _ in ACCOUNTANTS), "q√T"]
-    measured = {(row.number, "clt"): {"epsilon": clt_uniform_epsilon(_mechanism(row), DELTA)} for row in of.rows}
-    return Comparison(heads, [_accounted(row) for row in of.rows], measured)
+    lines, measured = list[list[str]](), dict[tuple[int, str], dict[str, float]]()
+    for row in of.rows:
+        noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
+        mechanism = Mechanism(float(noise), BATCH / examples, STEPS * rounds)
+        epsilon = clt_uniform_epsilon(mechanism, DELTA)
+        other_epsilons = [
+            f"{accountant(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
+            for name, accountant in ACCOUNTANTS
+        ]
+        share, printed = mechanism.sample_rate * mechanism.steps**0.5, number(row.values["clt"]["epsilon"], 1)
+        setting = map(str, (noise, examples, rounds))
+        lines.append([*setting, *other_epsilons, f"{share:.3f}", printed, f"{epsilon:.1f}"])
+        measured[row.number, "clt"] = {"epsilon": epsilon}
+    return Comparison(heads, lines, measured)
 
 
-def _mechanism(row: Row) -> Mechanism:
-    noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
-    return Mechanism(float(noise), BATCH / examples, STEPS * rounds)
-
-
-def _accounted(row: Row) -> list[str]:
-    noise, examples, rounds = (row.setting[field] for field in ("noise", "examples", "rounds"))
-    mechanism = _mechanism(row)
-    other_epsilons = [
-        f"{accountant(mechanism, DELTA):.2f}" if name not in OF_OPACUS or opacus_installed() else "-"
-        for name, accountant in ACCOUNTANTS
-    ]
-    printed = number(row.values["clt"]["epsilon"], 1)
-    computed = f"{clt_uniform_epsilon(mechanism, DELTA):.1f}"
-    share = f"{mechanism.sample_rate * mechanism.steps**0.5:.3f}"
-    return [str(noise), str(examples), str(rounds), *other_epsilons, share, printed, computed]
-
-
-EXTRA_METHODS = {
-    "published": Method("maliciously_curious_client_published", "Maliciously curious client (codes of an autoencoder)"),
-    "ours": Method("maliciously_curious_client", "this package's maliciously_curious_client (pixels)"),
-    "validated": Method(
-        "maliciously_curious_client_published", "the same with the paper's rates, chosen by validation"
-    ),
-    "invertgrad": Method("inverting_gradients_published", "InvertGrad"),
-}
 READ_TRAINED = ["malicious-table5", *(f"malicious-figure{number}" for number in range(2, 6))]
 READ = ["malicious-figure6", "malicious-rounds"]
 PAPER = Paper(
@@ -277,11 +260,12 @@ PAPER = Paper(
         **dict.fromkeys(("malicious-table2", "malicious-clipping"), Recreation(noised)),
         "malicious-table3": Recreation(combined),
         "malicious-table4": Recreation(combined),
-        **dict.fromkeys(READ_TRAINED, Recreation(read_trained, EXTRA_METHODS)),
-        **dict.fromkeys(READ, Recreation(read, EXTRA_METHODS)),
+        **dict.fromkeys(READ_TRAINED, Recreation(read_trained, methods_of("malicious"))),
+        **dict.fromkeys(READ, Recreation(read, methods_of("malicious"))),
         "malicious-theorem1": Recreation(bound),
     },
     compared={"malicious-budgets": budgets},
     network=network,
+    optional_networks=(DECODER,),
     remarks=reduced,
 )

@@ -6,18 +6,17 @@ from fedglass.attack.labels.given import OracleLabels
 from fedglass.core.types import Training
 from fedglass.federation.views import Knows
 from fedglass.reproduce.image_sources import KIND_OF
-from fedglass.reproduce.paper import Experiment, Method, Paper, Recreation, Setup, WarmUp
+from fedglass.reproduce.paper import Experiment, Paper, Recreation, Setup, WarmUp, methods_of
 from fedglass.reproduce.papers.dlfa import NETWORKS, RECOVERED
 from fedglass.reproduce.probes.geometry import Geometry, SegmentBounds
-from fedglass.reproduce.probes.reconstruct import ByError, Reconstruct
+from fedglass.reproduce.probes.reconstruct import Reconstruct
 from fedglass.reproduce.tables import Request, Row, Setting
 
 LR, LENET_LR = 0.004, 0.4
 OTHER_NETWORKS = {"MLP": "mlp_sme", "LeNet": "lenet_tanh_sme", "ResNet8": "resnet8", "ViT": "vit_sme"}
 """The networks of Table 7 as released."""
 VIT_RATE = 0.1
-METHODS = {"dlfa": Method("dlfa_published"), "ig": Method("sme_baseline_ig"), "sme": Method("sme_published")}
-EXTRA_METHODS = {"fast": Method("sme", "this package's sme"), "dlfa-fast": Method("dlfa", "this package's dlfa")}
+METHODS = methods_of("sme")
 WARM_UP, SENT = Training(LR, epochs=10, batch_size=50), 0.1
 """The training before a later round, and the share of the clients that send their weights back (Appendix D)."""
 
@@ -28,8 +27,8 @@ def images(row: Row, method: str, request: Request) -> Experiment:
     options: dict[str, object] = {"setting": data} if "dlfa" in method else {}
     if row.setting.get("network") == "ViT" and method in ("ig", "sme"):
         options = {"rate": VIT_RATE, "decay": False}
-    attack = {**METHODS, **EXTRA_METHODS}[method].attack(request, labels=OracleLabels(), **options)
-    return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], ByError()), Knows(labels=True))
+    attack = METHODS[method].attack(request, labels=OracleLabels(), **options)
+    return Experiment(_setup(row.setting), Reconstruct(attack, RECOVERED[data], "error"), Knows(labels=True))
 
 
 def geometry(row: Row, method: str, request: Request) -> Experiment:
@@ -60,9 +59,6 @@ PAPER = Paper(
     tables={
         **{f"sme-table{number}": Recreation(geometry) for number in (1, 4, 5)},
         **{f"sme-theorem{number}": Recreation(bounds) for number in (43, 45)},
-        **{
-            f"sme-{name}": Recreation(images, EXTRA_METHODS)
-            for name in ("table2", "table3", "table6", "table7", "figure6")
-        },
+        **{f"sme-{name}": Recreation(images, METHODS) for name in ("table2", "table3", "table6", "table7", "figure6")},
     }
 )

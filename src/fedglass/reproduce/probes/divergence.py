@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,9 +32,8 @@ from fedglass.core.rng import stream
 from fedglass.core.types import BatchNorm, Training
 from fedglass.fl.local import LocalBatch, MeanGradient, Step
 from fedglass.models.network import Network
-from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.probes.geometry import local_path
-from fedglass.reproduce.probes.probe import RunsNoAttack
+from fedglass.reproduce.probes.probe import PublishedProbe
 
 ClientExamples = tuple[Tensor, Tensor]
 """Whitened inputs and labels of one client."""
@@ -74,31 +73,14 @@ def lemma_factor(lr: float, steps: int, clients: int, examples: int) -> float:
     return lr**2 * steps * (steps - 1) / 2 * (clients - 1) / examples
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """The common part of many draws of delta, and their distance from zero."""
-
-    of_mean: float | None
-    """The norm of E[delta], without the bias of few draws; None if chance hides it."""
-    mean_of_norms: float
-    """E[norm of delta]."""
-    along: float
-    """The mean of delta along Cov(J, g), in units of its norm: the factor of the lemma, if it holds."""
-    along_error: float
-    """Standard error of that mean."""
-
-
 class DeltaDraws:
-    """Statistics of draws of delta, which are added one by one and not stored.
-
-    |mean|^2 is too large by the variance of the mean, so that pairs of different draws are averaged instead:
-    (|sum|^2 - sum of squares) / (n (n - 1)).
+    """Draws of delta, which are added one by one and not stored: their common part, and their distance from zero.
 
     >>> same = DeltaDraws(torch.tensor([3.0, 4.0]))
     >>> for _ in range(3):
     ...     same.add(torch.tensor([3.0, 4.0]))
-    >>> same.scatter()
-    Scatter(of_mean=5.0, mean_of_norms=5.0, along=1.0, along_error=0.0)
+    >>> same.norm_of_mean(), same.mean_of_norms, same.along, same.along_error
+    (5.0, 5.0, 1.0, 0.0)
     """
 
     def __init__(self, direction: Tensor) -> None:
@@ -112,14 +94,32 @@ class DeltaDraws:
         self._norms.append(float(delta.norm()))
         self._positions.append(float(delta @ self._direction / self._direction.square().sum()))
 
-    def scatter(self) -> Scatter:
+    def norm_of_mean(self) -> float | None:
+        """Return the norm of E[delta], without the bias of few draws; None if chance hides it.
+
+        |mean|^2 is too large by the variance of the mean, so that pairs of different draws are averaged instead:
+        (|sum|^2 - sum of squares) / (n (n - 1)).
+        """
         count = len(self._norms)
         if count < 2:
             raise UsageError(f"A mean over draws needs at least 2 of them, got {count}.")
         square = (float(self._total.square().sum()) - sum(n * n for n in self._norms)) / (count * (count - 1))
-        error = statistics.stdev(self._positions) / math.sqrt(count)
-        of_mean = math.sqrt(square) if square > 0 else None
-        return Scatter(of_mean, statistics.fmean(self._norms), statistics.fmean(self._positions), error)
+        return math.sqrt(square) if square > 0 else None
+
+    @property
+    def mean_of_norms(self) -> float:
+        """E[norm of delta]."""
+        return statistics.fmean(self._norms)
+
+    @property
+    def along(self) -> float:
+        """The mean of delta along Cov(J, g), in units of its norm: the factor of the lemma, if it holds."""
+        return statistics.fmean(self._positions)
+
+    @property
+    def along_error(self) -> float:
+        """Standard error of that mean."""
+        return statistics.stdev(self._positions) / math.sqrt(len(self._positions))
 
 
 def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -174,22 +174,17 @@ class DivergenceSetting:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Rounds in which one quantity changes, and its values: the exponent is fitted in it."""
+class Divergence(PublishedProbe):
+    """Rounds in which one quantity changes; the exponent is fitted in it.
+
+    Draws the clients' examples from the pool behind the message, with replacement, as the lemma demands. The same draws
+    serve every point of the sweep. All is in double precision, since the differences are small.
+    """
 
     axis: str
     values: tuple[float, ...]
+    """Values of the quantity, one for each point."""
     points: tuple[DivergenceSetting, ...]
-
-
-@dataclass(frozen=True)
-class Divergence(RunsNoAttack):
-    """Draws the clients' examples from the pool behind the message, with replacement, as the lemma demands.
-
-    The same draws serve every point of the sweep. All is in double precision, since the differences are small.
-    """
-
-    sweep: Sweep
     draws: int = 24
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
@@ -200,22 +195,22 @@ class Divergence(RunsNoAttack):
         before = [observation.before[name].double() for name in network.names]
         inputs, labels = observation.knows.whitening.whiten(truth.images.double()), truth.labels
         direction = covariance(network, before, inputs, labels)
-        tallies = [DeltaDraws(direction) for _ in self.sweep.points]
+        tallies = [DeltaDraws(direction) for _ in self.points]
         for i in range(self.draws):
             rows = torch.randint(
-                len(labels), (max(p.examples for p in self.sweep.points),), generator=stream(seed, "draw", i)
+                len(labels), (max(p.examples for p in self.points),), generator=stream(seed, "draw", i)
             )
             self._draw(network, before, inputs[rows], labels[rows], tallies)
             progress(i + 1, self.draws)
-        return _finding(self.sweep, [tally.scatter() for tally in tallies], float(direction.norm()))
+        return self._finding(tallies, float(direction.norm()))
 
     def _draw(
         self, network: Network, before: Sequence[Tensor], inputs: Tensor, labels: Tensor, tallies: Sequence[DeltaDraws]
     ) -> None:
         """Add one delta to each point; points that differ in their steps alone share one training."""
         deltas: dict[tuple[float, int, int], Tensor] = {}
-        longest = max(p.steps for p in self.sweep.points)
-        for point, tally in zip(self.sweep.points, tallies, strict=True):
+        longest = max(p.steps for p in self.points)
+        for point, tally in zip(self.points, tallies, strict=True):
             name, size = (point.lr, point.clients, point.examples), point.examples // point.clients
             if name not in deltas:
                 images, classes = (torch.split(t[: point.examples], size) for t in (inputs, labels))
@@ -223,31 +218,28 @@ class Divergence(RunsNoAttack):
             tally.add(deltas[name][point.steps])
 
     def seconds(self, load: Workload) -> float:
-        steps_by_setting = {(p.lr, p.clients, p.examples): p.steps for p in self.sweep.points}
+        steps_by_setting = {(p.lr, p.clients, p.examples): p.steps for p in self.points}
         steps = sum(2 * longest * load.gradient(examples) for (_, _, examples), longest in steps_by_setting.items())
         return DOUBLE * (self.draws * steps + 3 * load.examples * load.gradient(1))
 
-
-def _finding(sweep: Sweep, scatters: Sequence[Scatter], size: float) -> ProbeResult:
-    """Return the exponents of both means, the measured constant of the lemma, and a plot."""
-    lemma = [point.factor * size for point in sweep.points]
-    norms = [scatter.mean_of_norms for scatter in scatters]
-    of_mean = [scatter.of_mean for scatter in scatters if scatter.of_mean is not None]
-    ratios = [scatter.along / point.factor for scatter, point in zip(scatters, sweep.points, strict=True)]
-    measures = {
-        "distance": exponent(sweep.values, norms),
-        "constant": statistics.fmean(ratios),
-        "constant_error": statistics.fmean(
-            scatter.along_error / point.factor for scatter, point in zip(scatters, sweep.points, strict=True)
-        ),
-    }
-    series = {
-        "E‖δ‖": list(zip(sweep.values, norms, strict=True)),
-        "Lemma 1": list(zip(sweep.values, lemma, strict=True)),
-    }
-    if len(of_mean) == len(scatters):  # else chance hides the mean somewhere, and there is no exponent of it
-        measures["expectation"] = exponent(sweep.values, of_mean)
-        measures["share"] = statistics.fmean(m / n for m, n in zip(of_mean, norms, strict=True))
-        series = {"‖E[δ]‖": list(zip(sweep.values, of_mean, strict=True)), **series}
-    lines = LogPlot("distance of the updates", sweep.axis, series)
-    return ProbeResult({"extra": {"measures": measures, "lines": [asdict(lines)]}})
+    def _finding(self, tallies: Sequence[DeltaDraws], size: float) -> ProbeResult:
+        """Return the exponents of both means, the measured constant of the lemma, and a plot."""
+        lemma = [point.factor * size for point in self.points]
+        norms = [tally.mean_of_norms for tally in tallies]
+        of_mean = [norm for tally in tallies if (norm := tally.norm_of_mean()) is not None]
+        pairs = list(zip(tallies, self.points, strict=True))
+        measures = {
+            "distance": exponent(self.values, norms),
+            "constant": statistics.fmean(tally.along / point.factor for tally, point in pairs),
+            "constant_error": statistics.fmean(tally.along_error / point.factor for tally, point in pairs),
+        }
+        series = {
+            "E‖δ‖": list(zip(self.values, norms, strict=True)),
+            "Lemma 1": list(zip(self.values, lemma, strict=True)),
+        }
+        if len(of_mean) == len(tallies):  # else chance hides the mean somewhere, and there is no exponent of it
+            measures["expectation"] = exponent(self.values, of_mean)
+            measures["share"] = statistics.fmean(m / n for m, n in zip(of_mean, norms, strict=True))
+            series = {"‖E[δ]‖": list(zip(self.values, of_mean, strict=True)), **series}
+        line = {"title": "distance of the updates", "axis": self.axis, "points": series}
+        return ProbeResult({"extra": {"measures": measures, "lines": [line]}})

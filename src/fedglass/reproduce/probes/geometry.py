@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,8 +29,7 @@ from fedglass.core.rng import stream
 from fedglass.core.types import Training
 from fedglass.fl.local import LocalBatch, MeanGradient, Step, path, schedule
 from fedglass.models.network import Network
-from fedglass.reproduce.charts import Curve
-from fedglass.reproduce.probes.probe import RunsNoAttack
+from fedglass.reproduce.probes.probe import PublishedProbe
 
 
 def local_path(
@@ -118,24 +118,17 @@ def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     return sum(float(torch.dot(x.detach().double().flatten(), y.detach().double().flatten())) for x, y in pairs)
 
 
-def sparsity(gradient: Iterable[Tensor], tolerance: float = 0.0) -> float:
-    """Return the share of entries outside the support {i : |g_i| > tolerance} of all layers [K. Zhu et al., Eq. 1].
-
-    The paper defines the support by g_i != 0 and gives no tolerance for its figure, so that zero is the default.
+def sparsity(gradient: Iterable[Tensor]) -> float:
+    """Return the share of entries outside the support {i : g_i != 0} of all layers [K. Zhu et al., Eq. 1].
 
     >>> sparsity([torch.tensor([0.0, 1.0]), torch.tensor([[0.0, -2.0]])])
     0.5
     """
-    if not 0 <= tolerance < math.inf:
-        raise UsageError(f"tolerance must be a number of at least 0, got {tolerance}.")
-    zeros = entries = 0
-    for layer in gradient:
-        # A NaN is not a zero.
-        zeros += int((layer.detach().abs() <= tolerance).sum())
-        entries += layer.numel()
+    layers = list(gradient)
+    entries = sum(layer.numel() for layer in layers)
     if entries == 0:
         raise UsageError("A gradient without entries has no sparsity: give the tensors of at least one layer.")
-    return zeros / entries
+    return sum(int((layer == 0).sum()) for layer in layers) / entries
 
 
 def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
@@ -177,7 +170,7 @@ def _local_training(
 
 
 @dataclass(frozen=True)
-class Geometry(RunsNoAttack):
+class Geometry(PublishedProbe):
     """Trains the client step by step and measures along its way [Zhu, Yao, Blaschko, 2023, Sec. 5.1]."""
 
     points: int = 51
@@ -196,12 +189,12 @@ class Geometry(RunsNoAttack):
         cosines = cosine_on_segment(network, start, after, inputs, labels, alphas).tolist()
         shares = shares_in_subspace(gradients).tolist()
         progress(total, total)
-        curves = (
-            Curve("share in the 2-D subspace", "local step t", len(shares) - 1, shares),
-            Curve("cosine", "α", 1, cosines),
-        )
+        curves = [
+            {"title": "share in the 2-D subspace", "axis": "local step t", "last": len(shares) - 1, "values": shares},
+            {"title": "cosine", "axis": "α", "last": 1, "values": cosines},
+        ]
         measures = {"min_share": min(shares), "cosine_before": cosines[0], "cosine_best": max(cosines)}
-        return ProbeResult({"extra": {"measures": measures, "curves": [asdict(curve) for curve in curves]}})
+        return ProbeResult({"extra": {"measures": measures, "curves": curves}})
 
     def seconds(self, load: Workload) -> float:
         return (load.steps + self.points) * load.gradient(load.examples)
@@ -262,7 +255,7 @@ class PathConstants:
 
 
 @dataclass(frozen=True)
-class SegmentBounds(RunsNoAttack):
+class SegmentBounds(PublishedProbe):
     """The smallest L_sim on the segment, and the bounds of both theorems on it."""
 
     points: int = 51
@@ -275,8 +268,11 @@ class SegmentBounds(RunsNoAttack):
             _distance(true_gradient(network, at, inputs[b.rows], labels[b.rows]), gradient)
             for at, gradient, b in zip(weights[:-1], gradients[:-1], batches, strict=True)
         )
-        plain = _whole_batches(network, start, inputs, labels, len(batches), training)
-        losses = [_loss(network, at, inputs, labels) for at in (start, weights[-1], plain)]
+        whole = [LocalBatch(i, slice(None)) for i in range(len(batches))]
+        *_, without_noise = local_path(network, start, inputs, labels, whole, training)
+        with torch.no_grad():
+            ends = (start, weights[-1], without_noise)
+            losses = [float(F.cross_entropy(network(at, inputs), labels)) for at in ends]
         path = PathConstants(
             training.lr,
             len(batches),
@@ -306,25 +302,11 @@ class SegmentBounds(RunsNoAttack):
         return (4 * load.steps + self.points) * load.gradient(load.examples)
 
 
-def _whole_batches(
-    network: Network, start: Sequence[Tensor], inputs: Tensor, labels: Tensor, steps: int, training: Training
-) -> list[Tensor]:
-    """Return the weights after as many steps of gradient descent on all examples."""
-    batches = [LocalBatch(i, slice(None)) for i in range(steps)]
-    *_, last = local_path(network, start, inputs, labels, batches, training)
-    return last
-
-
-def _loss(network: Network, weights: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> float:
-    with torch.no_grad():
-        return float(F.cross_entropy(network(weights, inputs), labels))
-
-
 def _smoothness(weights: Sequence[Sequence[Tensor]], gradients: Sequence[Sequence[Tensor]]) -> float:
     """Return the largest ratio of the change of the gradient to the length of a step."""
-    steps = range(len(weights) - 1)
-    lengths = [(_distance(weights[i + 1], weights[i]), _distance(gradients[i + 1], gradients[i])) for i in steps]
-    return max((change / length for length, change in lengths if length > 0), default=0.0)
+    lengths, changes = ([_distance(b, a) for a, b in pairwise(of)] for of in (weights, gradients))
+    ratios = [change / length for length, change in zip(lengths, changes, strict=True) if length > 0]
+    return max(ratios, default=0.0)
 
 
 def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -22,8 +22,9 @@ from fedglass.audit.cost import SECOND_ORDER, Workload
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
+from fedglass.core.identity import LATER
 from fedglass.core.rng import stream
-from fedglass.core.types import Observation, Reconstruction
+from fedglass.core.types import Observation
 from fedglass.diffusion.ddrm import bicubic_matrix
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation, observe
@@ -34,9 +35,9 @@ from fedglass.fl.aggregate.rule import Aggregator
 from fedglass.metrics.catalogue import Matching, label_errors, score
 from fedglass.reproduce.messages import ACCURACY, PATIENCE, readable
 from fedglass.reproduce.probes.probe import (
+    AttackProbe,
     MatchedImages,
-    RunsAttack,
-    RunsNoAttack,
+    PublishedProbe,
     attack_fields,
     blind_guesses,
     match_images,
@@ -45,20 +46,34 @@ from fedglass.reproduce.probes.probe import (
 )
 
 METRICS = ("lpips", "psnr", "ssim")
+FACTOR = 4
+"""How much smaller the images are that the curious client searches."""
 TRACED = (1, 10, 20, 30, 76, 99)
 """Iterations at which the one run that the release logs prints its objective."""
 
 
 @dataclass(frozen=True)
-class PeerImages(RunsAttack):
-    """Mean LPIPS, PSNR and SSIM of the peers' images, without the adversary's own; pixels clipped to [0, 1]."""
+class PeerImages(AttackProbe):
+    """Mean LPIPS, PSNR and SSIM of the peers' images, without the adversary's own; pixels clipped to [0, 1].
+
+    Of a federation that was tested they stand next to the best blind guess of each metric, and to the model's test
+    accuracy in %.
+    """
 
     attack: Attack
-    factor: int = 4
+    factor: int = FACTOR
     """How much smaller the raw images are: the release repeats their pixels before it scores them."""
+    guess: float = field(default=1.0, metadata=LATER)
+    """Times the true global learning rate that the adversary assumes [Wilson et al., 2024, Appendix B]. It divides the
+    step of the global model by its guess, and simulates the clients as they are: the server applies the rate, as in the
+    release."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth, observation = target.known_truth, target.observation
+        if self.guess != 1.0:
+            scaled = {name: step / self.guess for name, step in observation.update.items()}
+            observation = replace(observation, update=scaled)
+            target = replace(target, observation=observation)
         reconstruction = self.attack.run(observation, seed, progress)
         final = match_images(reconstruction.images, truth)
         raw = final if reconstruction.raw is None else match_images(reconstruction.raw, truth)
@@ -67,101 +82,63 @@ class PeerImages(RunsAttack):
         fields = attack_fields(self.attack, target, reconstruction)
         measures = means(scores.values) | {f"{name}_repeated": value for name, value in means(coarse.values).items()}
         measures |= {f"{name}_raw": value for name, value in means(unrefined.values).items()}
-        measures |= _first_peer(scores.values, observation)
+        first_peer = None if observation.knows.sizes is None else observation.knows.sizes[0]
+        if first_peer and "lpips" in scores.values:  # in rounds of more clients its images are the same
+            measures["lpips_first"] = statistics.fmean(scores.values["lpips"][:first_peer])
         measures |= _refinement(measures, final) if self.attack.refine else {}
-        measures |= _search(reconstruction, len(truth.labels), int(fields["label_errors"]))
+        measures |= {
+            "objective": reconstruction.energy,
+            "labels": 100 * (1 - fields["label_errors"] / len(truth.labels)),
+        }
+        measures |= {f"objective_{i}": reconstruction.trace[i] for i in TRACED if i < len(reconstruction.trace)}
         measures |= {"back": 100 * final.share_back(), "own_psnr": own_psnr(final.images, observation)}
+        if tested := accuracies(target.utility):
+            measures |= {**blind_guesses(target, METRICS, self.attack), "accuracy": tested[max(tested)]}
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
         return ProbeResult({**fields, "metrics": dict(scores.values), "extra": extra}, final.strips())
 
 
-@dataclass(frozen=True)
-class ComparedPeerImages(PeerImages):
-    """`PeerImages` next to the best blind guess of each metric, and to the test accuracy of the model in %."""
-
-    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        result = super().measure(target, seed, progress)
-        tested = accuracies(target.utility)
-        return with_measures(result, **blind_guesses(target, METRICS, self.attack), accuracy=tested[max(tested)])
+def grey(observation: Observation, private: Tensor) -> Tensor:
+    """Return middle grey everywhere."""
+    return torch.full_like(private, 0.5)
 
 
-@dataclass(frozen=True)
-class WrongRate:
-    """The adversary assumes `guess` times the true global learning rate [Wilson et al., 2024, Appendix B].
-
-    It divides the step of the global model by its guess, and simulates the clients as they are: the server applies the
-    rate, as in the release.
-    """
-
-    accelerated: ClassVar[bool] = True
-
-    probe: PeerImages
-    guess: float
-
-    @property
-    def attack(self) -> Attack:
-        return self.probe.attack
-
-    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        observation = target.observation
-        scaled = {name: step / self.guess for name, step in observation.update.items()}
-        return self.probe.measure(replace(target, observation=replace(observation, update=scaled)), seed, progress)
-
-    def seconds(self, load: Workload) -> float:
-        return self.probe.seconds(load)
+def own_in_turn(observation: Observation, private: Tensor) -> Tensor:
+    """Return the adversary's own images, in turn."""
+    images = own_images(observation)
+    return images[torch.arange(len(private)) % len(images)]
 
 
-@dataclass(frozen=True)
-class Grey:
-    """Middle grey everywhere."""
-
-    def images(self, observation: Observation, truth: Truth) -> Tensor:
-        return torch.full_like(truth.private.images, 0.5)
-
-
-@dataclass(frozen=True)
-class OwnImages:
-    """The adversary's own images, in turn."""
-
-    def images(self, observation: Observation, truth: Truth) -> Tensor:
-        images = own_images(observation)
-        return images[torch.arange(len(truth.private.labels)) % len(images)]
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """ORACLE: the private images themselves, as well as an enlargement of so few pixels can show them.
+def best_enlargement(observation: Observation, private: Tensor) -> Tensor:
+    """ORACLE: return the private images themselves, as well as an enlargement of so few pixels can show them.
 
     No search at that resolution can exceed its PSNR.
     """
-
-    factor: int = 4
-
-    def images(self, observation: Observation, truth: Truth) -> Tensor:
-        private = truth.private.images
-        return enlarged(reduced(private, self.factor), self.factor)
+    return enlarged(reduced(private, FACTOR), FACTOR)
 
 
-ImageGuess = Grey | OwnImages | Reduced
-"""A guess of the private images without an attack."""
+GUESSES: Mapping[str, Callable[[Observation, Tensor], Tensor]] = {
+    "grey": grey,
+    "own": own_in_turn,
+    "reduced": best_enlargement,
+}
+"""Guesses of the private images without an attack, by the names of the methods."""
 
 
 @dataclass(frozen=True)
-class GuessedImages(RunsNoAttack):
+class GuessedImages(PublishedProbe):
     """The same figures for guessed images, without an attack."""
 
-    guess: ImageGuess
+    guess: str
+    """One of `GUESSES`."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         truth = target.known_truth
-        images = self.guess.images(target.observation, truth).clamp(0, 1)
+        images = GUESSES[self.guess](target.observation, truth.private.images).clamp(0, 1)
         guessed = MatchedImages(images, truth.private, Matching(tuple(range(len(images)))))
         scores = guessed.score(METRICS)
         extra = {"measures": means(scores.values), "skipped": dict(scores.skipped)}
         return ProbeResult({"metrics": dict(scores.values), "extra": extra}, guessed.strips())
-
-    def seconds(self, load: Workload) -> float:
-        return 1.0
 
 
 def reduced(images: Tensor, factor: int) -> Tensor:
@@ -193,12 +170,6 @@ def own_images(observation: Observation) -> Tensor:
     return observation.own.images.cpu()
 
 
-def _first_peer(values: Mapping[str, Sequence[float]], observation: Observation) -> dict[str, float]:
-    """Return LPIPS of the first peer alone: in rounds of more clients its images are the same."""
-    count = None if observation.knows.sizes is None else observation.knows.sizes[0]
-    return {"lpips_first": statistics.fmean(values["lpips"][:count])} if count and "lpips" in values else {}
-
-
 def _refinement(measures: Mapping[str, float], final: MatchedImages) -> dict[str, float]:
     """Return by how much LPIPS falls below each raw form, in %, and LPIPS with another of the private images.
 
@@ -215,15 +186,8 @@ def _refinement(measures: Mapping[str, float], final: MatchedImages) -> dict[str
     return gains | {"lpips_other": means(replace(final, matching=turned).score(METRICS).values)["lpips"]}
 
 
-def _search(reconstruction: Reconstruction, examples: int, wrong: int) -> dict[str, float]:
-    """Return the objective at the end and on the way, and the share of right labels in %."""
-    measures = {"objective": reconstruction.energy, "labels": 100 * (1 - wrong / examples)}
-    trace = reconstruction.trace
-    return measures | {f"objective_{i}": trace[i] for i in TRACED if i < len(trace)}
-
-
 @dataclass(frozen=True)
-class Accuracy(RunsNoAttack):
+class Accuracy(PublishedProbe):
     """Test accuracy of a federation's model in %, after the last round and every tenth on the way; no attack."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
@@ -231,9 +195,6 @@ class Accuracy(RunsNoAttack):
         last = max(points)
         measures = {"accuracy": points[last], **{f"accuracy_{at}": value for at, value in points.items()}}
         return ProbeResult({"extra": {"measures": measures}})
-
-    def seconds(self, load: Workload) -> float:
-        return 1.0
 
 
 def accuracies(utility: Mapping[str, float]) -> dict[int, float]:
@@ -261,7 +222,7 @@ GUESSED = {
 
 
 @dataclass(frozen=True)
-class PeerRmse(RunsNoAttack):
+class PeerRmse(PublishedProbe):
     """RMSE over all private images and pixels after optimal assignment [Yue et al., 2025, Eq. 14], in [0, 1].
 
     Next to it stands what guesses reach without the message; an attack should be below the lowest of them. The class
@@ -303,13 +264,16 @@ class PeerRmse(RunsNoAttack):
         }
         return ProbeResult(fields, final.strips(SHOWN))
 
+    def stages(self) -> tuple[int, ...]:
+        return (self.iterations,)
+
     def seconds(self, load: Workload) -> float:
         size = min(load.training.batch_size or load.examples, load.examples)
         return self.iterations * load.clients * load.steps * SECOND_ORDER * load.gradient(size)
 
 
 @dataclass(frozen=True)
-class ValidatedRmse(RunsNoAttack):
+class ValidatedRmse(PublishedProbe):
     """`PeerRmse` of the reader that is best in a round which the adversary plays by itself.
 
     That round starts from the same model. The adversary's own images and public ones take the place of the clients',
@@ -353,6 +317,9 @@ class ValidatedRmse(RunsNoAttack):
         )
         index = next((i for i, r in enumerate(federation.play(PATIENCE)) if readable(federation, r)), 0)
         return observe(federation, PeerView(0, index), Knows(labels=True))
+
+    def stages(self) -> tuple[int, ...]:
+        return (self.iterations,)
 
     def seconds(self, load: Workload) -> float:
         return (len(self.readers) + 1) * PeerRmse(self.readers[0][1], self.iterations).seconds(load)

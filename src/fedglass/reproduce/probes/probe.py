@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedglass.attack.attack import Attack
 from fedglass.audit.assessment import scored_guesses
-from fedglass.audit.cost import Workload, attack_seconds
+from fedglass.audit.cost import Workload, attack_seconds, iterations_of_stages
 from fedglass.audit.probes import run_fields
 from fedglass.audit.scoring import energy_at
 from fedglass.audit.target import Probe, ProbeResult, Target
@@ -26,36 +26,29 @@ from fedglass.verdict.directory import Strips
 class PublishedProbe(Probe, Protocol):
     """A probe with `measures` in the extra of its findings: figures by the names of the published table."""
 
-    @property
-    def accelerated(self) -> bool:
-        """Return whether it runs faster on an accelerator; small networks do not."""
-        ...
+    accelerated: ClassVar[bool] = False
+    """Whether it runs faster on an accelerator; small networks do not."""
 
-    @property
-    def attack(self) -> Attack | None:
-        """Return the attack that it runs; None if it runs no attack."""
-        ...
+    def stages(self) -> tuple[int, ...]:
+        """Return the iterations of each stage of what it runs; none if it runs no attack."""
+        return ()
 
     def seconds(self, load: Workload) -> float:
         """Estimate how long it takes on one core."""
-        ...
+        return 1.0
 
 
-class RunsAttack:
-    """Base of probes that run their `attack` once, faster on an accelerator."""
+class AttackProbe(PublishedProbe, Protocol):
+    """A probe that runs its `attack` once."""
 
     accelerated: ClassVar[bool] = True
     attack: Attack
 
+    def stages(self) -> tuple[int, ...]:
+        return iterations_of_stages(self.attack)
+
     def seconds(self, load: Workload) -> float:
         return attack_seconds(self.attack, load)
-
-
-class RunsNoAttack:
-    """Base of probes that run no attack, or not one that a table describes."""
-
-    accelerated: ClassVar[bool] = False
-    attack: ClassVar[None] = None
 
 
 def with_measures(result: ProbeResult, **measures: float) -> ProbeResult:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,19 +15,19 @@ from fedglass.attack.best_of import BestOf, possible_trainings, trainings_of_ste
 from fedglass.attack.hypotheses import SearchByOwnImages
 from fedglass.attack.parts import Labels, MatchAndAverage, Progress, needs_of
 from fedglass.attack.stages import energy_rank, progress_part
-from fedglass.audit.cost import Workload, attack_seconds, iterations_of_stages
+from fedglass.audit.cost import Workload, attack_seconds
 from fedglass.audit.target import ProbeResult, Target
 from fedglass.core.errors import UsageError
 from fedglass.core.facts import Fact
+from fedglass.core.identity import LATER
 from fedglass.core.rng import derive, stream
 from fedglass.core.tensors import assign, squared_distances
 from fedglass.core.types import Candidate, Observation, Reconstruction
 from fedglass.metrics.catalogue import Matching, label_errors, match, match_by_psnr, share_above
-from fedglass.reproduce.charts import LogPlot
 from fedglass.reproduce.probes.geometry import cosine, sparsity
 from fedglass.reproduce.probes.probe import (
-    RunsAttack,
-    RunsNoAttack,
+    AttackProbe,
+    PublishedProbe,
     attack_fields,
     blind_guesses,
     match_images,
@@ -34,25 +35,12 @@ from fedglass.reproduce.probes.probe import (
     with_measures,
 )
 
-
-@dataclass(frozen=True)
-class ByError:
-    """Least total squared error, as SME reports."""
-
-    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching:
-        return match(reconstructed, original)
+PAIRINGS: Mapping[str, Callable[[Tensor, Tensor], Matching]] = {"error": match, "psnr": match_by_psnr}
+"""Ways to match images: by least total squared error, as SME reports, or by greatest total PSNR, as DLFA reports."""
 
 
 @dataclass(frozen=True)
-class ByPsnr:
-    """Greatest total PSNR, as DLFA reports."""
-
-    def pair(self, reconstructed: Tensor, original: Tensor) -> Matching:
-        return match_by_psnr(reconstructed, original)
-
-
-@dataclass(frozen=True)
-class Reconstruct(RunsAttack):
+class Reconstruct(AttackProbe):
     """Mean PSNR (range 1, not clipped), share of recovered images, and 1 - cosine of the predicted update."""
 
     accelerated: ClassVar[bool] = False
@@ -60,12 +48,13 @@ class Reconstruct(RunsAttack):
     attack: Attack
     threshold: float
     """PSNR above which an image counts as recovered."""
-    pairing: ByError | ByPsnr
+    pairing: str
+    """One of `PAIRINGS`."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, truth, merge = target.observation, target.known_truth, _RecordingMerge()
         reconstruction = replace(self.attack, merge=merge).run(observation, seed, progress)
-        matched = match_images(reconstruction.images, truth, self.pairing.pair, clip=False)
+        matched = match_images(reconstruction.images, truth, PAIRINGS[self.pairing], clip=False)
         psnr_by_image = list(matched.score(("psnr",)).values["psnr"])
         fields = attack_fields(self.attack, target, reconstruction)
         measures = {
@@ -74,8 +63,9 @@ class Reconstruct(RunsAttack):
             "label_errors": float(fields["label_errors"]),
             **blind_guesses(target, ("psnr",), self.attack),
         }
-        if (similarity := _similarity(self.attack, observation, reconstruction, merge.images)) is not None:
-            measures["lsim"] = similarity
+        # With labels of each batch, their order in each epoch is not part of a reconstruction.
+        if Fact.BATCH_LABELS not in needs_of(self.attack.labels):
+            measures["lsim"] = _similarity(self.attack, observation, reconstruction, merge.images)
         scored = {"metrics": {"psnr": psnr_by_image}, "extra": {**fields["extra"], "measures": measures}}
         return ProbeResult({**fields, **scored}, matched.strips(by_epoch=_by_epoch(merge.images, matched.matching)))
 
@@ -90,12 +80,8 @@ class _RecordingMerge:
         return MatchAndAverage().merge(images)
 
 
-def _similarity(
-    attack: Attack, observation: Observation, reconstruction: Reconstruction, images: Tensor
-) -> float | None:
+def _similarity(attack: Attack, observation: Observation, reconstruction: Reconstruction, images: Tensor) -> float:
     """Return 1 - cosine between the message and what the images of each epoch would have sent."""
-    if Fact.BATCH_LABELS in needs_of(attack.labels):
-        return None  # the order of the labels in each epoch is not part of a reconstruction
     forward = attack.stages[-1].forward.bind(observation)
     unknowns = [reconstruction.unknowns[unknown.name] for unknown in forward.unknowns]
     whitened = observation.knows.whitening.whiten(images)
@@ -115,15 +101,28 @@ METRICS = ("psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True)
-class Invert(RunsAttack):
+class Invert(AttackProbe):
     """Mean PSNR, SSIM and LPIPS of the restart of lowest energy, and the sparsity of the message.
 
     [K. Zhu et al., 2025, Sec. 5.1]. The attack keeps its merge and refinements, and several restarts are one run.
     """
 
     attack: Attack
+    retries: int = field(default=1, metadata=LATER)
+    """Runs on the same message: the best counts, next to the median and the mean PSNR of all."""
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
+        if self.retries == 1:
+            return self._once(target, seed, progress)
+        runs = [
+            self._once(target, derive(seed, "retry", i), progress_part(progress, i, self.retries))
+            for i in range(self.retries)
+        ]
+        values = [run.record["extra"]["measures"]["psnr"] for run in runs]
+        best, median, average = max(values), statistics.median(values), statistics.fmean(values)
+        return with_measures(runs[values.index(best)], best=best, median=median, average=average)
+
+    def _once(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation = target.observation
         reconstruction = self.attack.run(observation, seed, progress)
         matched = match_images(reconstruction.images, target.known_truth, clip=False)
@@ -134,45 +133,25 @@ class Invert(RunsAttack):
         measures["sparsity"] = sparsity(observation.update.values())  # of the message that the attack got
         measures |= blind_guesses(target, METRICS, self.attack)
         extra = {**fields["extra"], "measures": measures, "skipped": dict(scores.skipped)}
-        scored = {"metrics": dict(scores.values), "iterations": sum(iterations_of_stages(self.attack)), "extra": extra}
+        scored = {"metrics": dict(scores.values), "iterations": sum(self.stages()), "extra": extra}
         return ProbeResult({**fields, **scored}, matched.strips())
-
-
-@dataclass(frozen=True)
-class Retried(RunsAttack):
-    """Mean PSNR of one message in several runs of an attack: the best, the median and the mean of them."""
-
-    attack: Attack
-    retries: int
-
-    def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
-        runs, probe = list[ProbeResult](), Invert(self.attack)
-        for i in range(self.retries):
-            runs.append(probe.measure(target, derive(seed, "retry", i), progress_part(progress, i, self.retries)))
-        values = [run.record["extra"]["measures"]["psnr"] for run in runs]
-        best = runs[values.index(max(values))]
-        average = statistics.fmean(values)
-        return with_measures(best, best=max(values), median=statistics.median(values), average=average)
 
     def seconds(self, load: Workload) -> float:
         return self.retries * attack_seconds(self.attack, load)
 
 
 @dataclass(frozen=True)
-class TryTrainings:
+class TryTrainings(PublishedProbe):
     """A reconstruction for every training that the adversary cannot rule out; the lowest energy wins.
 
     Epochs and batch size are unknown, so that every divisor of the number of steps is tried. The paper names this
     solution but does not measure it [Dimitrov et al., 2022, App. C.4].
     """
 
-    accelerated: ClassVar[bool] = False
-
     probe: Reconstruct
 
-    @property
-    def attack(self) -> Attack:
-        return self.probe.attack
+    def stages(self) -> tuple[int, ...]:
+        return self.probe.stages()
 
     def measure(self, target: Target, seed: int, progress: Progress) -> ProbeResult:
         observation, findings = target.observation, list[ProbeResult]()
@@ -195,7 +174,7 @@ class TryTrainings:
 
 
 @dataclass(frozen=True)
-class CountLabels(RunsNoAttack):
+class CountLabels(PublishedProbe):
     """Half the L1 distance between the recovered label counts and the true ones [Dimitrov et al., 2022, Table 2]."""
 
     labels: Labels
@@ -216,7 +195,7 @@ NEAR = 1.25
 
 
 @dataclass(frozen=True)
-class SearchUnknowns(RunsAttack):
+class SearchUnknowns(AttackProbe):
     """The result of a search for learning rate and number of images, next to the truth [Wilson et al., 2024, App. B].
 
     The search uses the participant's own images and no image of another client; the truth is for the score alone.
@@ -239,7 +218,7 @@ class SearchUnknowns(RunsAttack):
         hit = all(1 / NEAR <= ratio <= NEAR for ratio in ratios.values())
         measures = {**ratios, "found": 100.0 * hit, **means(values)}
         fields = {"energy": reconstruction.energy, "trace": list(reconstruction.trace), "metrics": values}
-        extra = {"measures": measures, "lines": [asdict(plot) for plot in _plots(reconstruction)]}
+        extra = {"measures": measures, "lines": _plots(reconstruction)}
         return ProbeResult({**fields, "extra": extra}, matched.strips())
 
     def seconds(self, load: Workload) -> float:
@@ -247,7 +226,7 @@ class SearchUnknowns(RunsAttack):
         return tries * attack_seconds(self.search.probe, load)
 
 
-def _plots(reconstruction: Reconstruction) -> list[LogPlot]:
+def _plots(reconstruction: Reconstruction) -> list[dict[str, Any]]:
     """Plot the error of the adversary's own images under each guess, over each unknown."""
     plots = []
     for axis, of in (("learning rate", lambda trial: trial.lr), ("images", lambda trial: float(trial.examples))):
@@ -256,5 +235,5 @@ def _plots(reconstruction: Reconstruction) -> list[LogPlot]:
             best[of(trial)] = min(trial.error, best.get(of(trial), trial.error))
         points = [(x, error) for x, error in best.items() if error > 0]
         if len(points) > 1:
-            plots.append(LogPlot("error of its own images", axis, {"guesses": points}))
+            plots.append({"title": "error of its own images", "axis": axis, "points": {"guesses": points}})
     return plots

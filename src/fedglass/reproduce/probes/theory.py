@@ -46,8 +46,7 @@ from fedglass.federation.transcript import Round, Transcript
 from fedglass.federation.truth import Truth
 from fedglass.federation.views import Knows
 from fedglass.fl.local import GradientFn, MeanGradient
-from fedglass.reproduce.charts import LogPlot
-from fedglass.reproduce.probes.probe import RunsNoAttack, match_images
+from fedglass.reproduce.probes.probe import PublishedProbe, match_images
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,6 @@ class FederationSizes:
     clip: float = 0.0
     noise: float = 0.0
     """The noise multiplier sigma; without noise the clipping has no influence."""
-
-    def __post_init__(self) -> None:
-        if self.lr <= 0 or min(self.clients, self.batch, self.parameters) < 1 or self.clip < 0 or self.noise < 0:
-            raise UsageError(
-                "The bound needs a learning rate above 0, at least one client, example and parameter, and clip and "
-                f"noise of at least 0, got {self}."
-            )
 
 
 @dataclass(frozen=True)
@@ -105,15 +97,6 @@ class BoundTerms:
         return (self.cap if self.total is None else min(self.total, self.cap)) / math.sqrt(pixels)
 
 
-def objective_gap(first: float, later: float) -> float | None:
-    """Return Delta = sqrt(f(w_0) - f(w_(k+1))); None if the objective has risen.
-
-    >>> objective_gap(2.25, 2.0), objective_gap(2.0, 2.25)
-    (0.5, None)
-    """
-    return math.sqrt(first - later) if later <= first else None
-
-
 def bound_terms(
     of: FederationSizes, index: int, steep: float, gap: float | None, base: float, longest: float
 ) -> BoundTerms:
@@ -146,15 +129,11 @@ def steepness(images_by_round: Sequence[Tensor], gradients: Sequence[Tensor]) ->
     """
     if len(images_by_round) != len(gradients) or len(images_by_round) < 2:
         raise UsageError(f"A slope needs two rounds or more, got {len(images_by_round)} and {len(gradients)}.")
-    return max(
-        _slope(images_by_round[0], other, float((gradients[0] - g).norm()))
-        for other, g in zip(images_by_round, gradients, strict=True)
-    )
-
-
-def _slope(first: Tensor, other: Tensor, way: float) -> float:
-    moved = float((first - other).flatten(1).norm(dim=1).max())
-    return 0.0 if moved == 0 else math.inf if way == 0 else moved / way
+    slopes = []
+    for images, gradient in zip(images_by_round, gradients, strict=True):
+        moved, way = float(image_norms(images_by_round[0] - images).max()), float((gradients[0] - gradient).norm())
+        slopes.append(0.0 if moved == 0 else math.inf if way == 0 else moved / way)
+    return max(slopes)
 
 
 def image_norms(images: Tensor) -> Tensor:
@@ -176,15 +155,6 @@ def smoothness(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
     return max((turned / way for way, turned in ways if way > 0), default=0.0)
 
 
-def root_mean_square(images: Tensor, truth: Tensor) -> float:
-    """Return the RMSE over all pixels of all images together [Eq. 34].
-
-    >>> round(root_mean_square(torch.zeros(2, 4), torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]])) ** 2, 12)
-    0.5
-    """
-    return float(torch.sqrt((images - truth).double().square().mean()))
-
-
 @dataclass(frozen=True, eq=False)
 class _AttackedRound:
     """One round of the federation and the attack on it."""
@@ -198,7 +168,7 @@ class _AttackedRound:
 
 
 @dataclass(frozen=True)
-class Theorem1(RunsNoAttack):
+class Theorem1(PublishedProbe):
     """Continues the federation behind a message, attacks some of its rounds as a client, and compares with the bound.
 
     Every client, the adversary too, clips its gradients and adds noise if `noise` is above 0, as in the theorem.
@@ -227,17 +197,22 @@ class Theorem1(RunsNoAttack):
                 "Theorem 1 is about federated SGD: let every client take one step, and the adversary know the training."
             )
         federation = self._federation(observation, truth, training, seed)
-        attacked = [self._read(federation, i, round_, truth, seed, progress) for i, round_ in self._played(federation)]
-        sizes = self._federated(observation, training)
+        attacked = [
+            self._read(federation, index, round_, truth, seed, progress)
+            for index, round_ in enumerate(federation.play(self.audited[-1] + 1))
+            if index in self.audited
+        ]
+        examples = observation.knows.sizes or (observation.knows.examples,)
+        parameters = sum(w.numel() for w in observation.before.values())
+        sizes = FederationSizes(training.lr, len(examples), min(examples), parameters, self.clip, self.noise)
         start = objective(federation.model, observation.before, observation, truth)
         base = float(image_norms(attacked[0].images - truth.private.images).max())
         longest = max(
             float(image_norms(images).max()) for images in (truth.private.images, *(r.images for r in attacked))
         )
         steep = steepness([r.images for r in attacked], [r.gradient for r in attacked])
-        bounds = [
-            bound_terms(sizes, r.index, steep, objective_gap(start, r.objective), base, longest) for r in attacked
-        ]
+        gaps = [math.sqrt(start - r.objective) if r.objective <= start else None for r in attacked]
+        bounds = [bound_terms(sizes, r.index, steep, gap, base, longest) for r, gap in zip(attacked, gaps, strict=True)]
         blind = best_guess(observation, truth, truth.private.labels, ("rmse",), None)[0]["rmse"]
         guess = math.sqrt(sum(value**2 for value in blind) / len(blind))
         rate = smoothness([r.before for r in attacked], [r.gradient for r in attacked])
@@ -257,10 +232,6 @@ class Theorem1(RunsNoAttack):
         ]
         return Federation(model, clients, training, observation.knows.classes, observation.knows.whitening, seed=seed)
 
-    def _played(self, federation: Federation) -> list[tuple[int, Round]]:
-        rounds = enumerate(federation.play(self.audited[-1] + 1))
-        return [(index, round_) for index, round_ in rounds if index in self.audited]
-
     def _read(
         self, federation: Federation, index: int, round_: Round, truth: Truth, seed: int, progress: Progress
     ) -> _AttackedRound:
@@ -274,10 +245,8 @@ class Theorem1(RunsNoAttack):
         reached = objective(federation.model, round_.after, observation, truth)
         return _AttackedRound(index, flatten(round_.before), -step / federation.training.lr, reached, images)
 
-    def _federated(self, observation: Observation, training: Training) -> FederationSizes:
-        sizes = observation.knows.sizes or (observation.knows.examples,)
-        count = sum(w.numel() for w in observation.before.values())
-        return FederationSizes(training.lr, len(sizes), min(sizes), count, self.clip, self.noise)
+    def stages(self) -> tuple[int, ...]:
+        return (self.iterations,)
 
     def seconds(self, load: Workload) -> float:
         plain = SECOND_ORDER * load.clients * load.gradient(load.examples)
@@ -303,7 +272,7 @@ def _finding(
     """Return the figures of the table, the terms of each round, and a plot."""
     private = truth.private.images
     pixels = private[0].numel()
-    errors = [root_mean_square(read.images, private) for read in attacked]
+    errors = [float(torch.sqrt((read.images - private).double().square().mean())) for read in attacked]  # Eq. 34
     limits = [bound.error(pixels) for bound in bounds]
     capped = [read.index + 1 for read, bound in zip(attacked, bounds, strict=True) if bound.capped]
     measures = {
@@ -330,5 +299,5 @@ def _finding(
         {"round": r.index + 1, "objective": r.objective, "rmse": e, **asdict(b)}
         for r, e, b in zip(attacked, errors, bounds, strict=True)
     ]
-    drawn = LogPlot("RMSE", "round", {name: line for name, line in points.items() if line})
-    return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [asdict(drawn)]}})
+    drawn = {"title": "RMSE", "axis": "round", "points": {name: line for name, line in points.items() if line}}
+    return ProbeResult({"extra": {"measures": measures, "rounds": rounds, "lines": [drawn]}})
