@@ -34,6 +34,7 @@ from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
     Selection,
     attendance_by_round,
+    certified_rounds,
     contradictions_by_client,
     extra_payload,
     recorder_statements,
@@ -88,10 +89,10 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         name,
         public_of(adversary, shape, folder),
         protections,
-        contradictions_by_client(selection, model),
+        contradictions_by_client(selection, reader, protections),
         ParticipantsByRound(clients, attendance_by_round(selection)),
         unaudited_clients=unaudited_clients(selection),
-        extra_payload=extra_payload(selection, model),
+        extra_payload=extra_payload(selection, model, certified_rounds(selection, protections)),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
         epsilons=claims_by_client(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
@@ -182,10 +183,10 @@ def _defences(
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
     of_all = preferred(bundle.facts, "defences")
-    declared = [
+    declared = [  # in all rounds: a certificate also covers those that are not audited
         (client, preferred(bundle.facts_of(client, index), "defences", of_all))
-        for index in selection.rounds
-        for client in selection.aggregated_clients(index) or clients
+        for index in bundle.rounds
+        for client in selection.aggregated_clients(index) or (clients if index in selection.rounds else ())
     ]
     if any(parts is None for _, parts in declared):
         return None, {}

@@ -181,8 +181,12 @@ def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]
     clip, std = _clip_and_noise(defences)
     if clip is not None and weights:
         yield from _in_clipping(weights, clip, std)
-    # Tensors with entries smaller than the noise cannot have it, whatever the data are.
-    quiet = [name for name, tensor in weights.items() if std and _is_quiet(tensor, std)]
+    yield from without_noise(weights, std)
+
+
+def without_noise(update: State, std: float) -> Iterator[str]:
+    """Name tensors with entries smaller than the declared noise: they cannot have it, whatever the data are."""
+    quiet = [name for name, tensor in update.items() if std and _is_quiet(tensor, std)]
     if quiet:
         yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
