@@ -65,11 +65,12 @@ def _without_cutoff(part: PercentilePrivacy, update: Params) -> Iterator[Doubt]:
 
 
 def scalars_without_noise(claim: Claim) -> Doubt | None:
-    """Return that Flower's noise leaves out the 0-d parameters of this network; None where it has none."""
+    """Return that Flower's mods leave out the 0-d parameters of this network; None where it has none."""
     scalars = [name for name, tensor in claim.before.items() if tensor.dim() == 0]
     parts = (part for client in claim.private for part in named_parts(client.protection.release))
-    noise = next((part for part in parts if isinstance(part, FlowerLocalDP)), None)
-    if noise is None or not scalars:
+    mod = next((part for part in parts if isinstance(part, FlowerLocalDP | FlowerFixedClipping)), None)
+    if mod is None or not scalars:
         return None
-    why = f"It leaves 0-d parameters ({some(scalars)}) without clipping and noise."
-    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=why)
+    missing = "clipping and noise" if isinstance(mod, FlowerLocalDP) else "clipping"
+    why = f"It leaves 0-d parameters ({some(scalars)}) without {missing}."
+    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(mod), why=why)
