@@ -56,7 +56,7 @@ METRICS = ("psnr", "ssim")
 EXACT = tuple(sorted((name for name in METHODS if name != "peeling"), key=cost_of))
 """The exact methods, the cheapest first. Peeling may take minutes on wide layers. Division, SPEAR and the last layer
 read most of what it reads."""
-EXACT_SECONDS = 1.0
+EXACT_SECONDS = 4.0
 """CPU time of all exact methods together. The one that uses it up comes to its end."""
 FIRST = 1 / 8
 """Share of its iterations in the first run of a search: what leaks most is recovered at once."""
@@ -266,7 +266,7 @@ def _std(claim: Claim, protected: Protected) -> float | None:
     linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
     if client.steps > 1 or not linear or protected.clip is not None:
         return None
-    return training.lr * dpsgd.noise_multiplier * dpsgd.clip / len(client.labels)
+    return training.lr * dpsgd.noise_multiplier * dpsgd.clip / dpsgd.divisor(len(client.labels))
 
 
 def candidates_for(out: Outbound, seed: int) -> Examples:
