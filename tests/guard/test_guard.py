@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.play import OutOfTime
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
@@ -115,6 +116,23 @@ def test_the_noise_of_a_fixed_divisor(toy: Any) -> None:
     assert world.report(Guard(dpsgd=rule, attacks={}, **HERE), after).allowed
     other = replace(rule, expected_batch_size=None)
     assert world.report(Guard(dpsgd=other, attacks={}, **HERE), after).reasons == (Reason.NOISE,)
+
+
+@pytest.mark.parametrize(("multiplier", "reasons"), [(1e-4, (Reason.OUT_OF_TIME,)), (2.0, ())])
+def test_a_short_search_suffices_only_behind_noise_that_hides(
+    world: World, monkeypatch: pytest.MonkeyPatch, multiplier: float, reasons: tuple[Reason, ...]
+) -> None:
+    runs = iter([None])
+
+    def once(*given: object) -> None:
+        if next(runs, "over") == "over":
+            raise OutOfTime
+
+    monkeypatch.setattr(checks, "one_run", once)
+    monkeypatch.setattr(checks, "EXACT", ())
+    monkeypatch.setattr(checks, "is_far", lambda *given: False)
+    guard = Guard(clip=CLIP, noise_multiplier=multiplier, **HERE)
+    assert world.report(guard, world.released(guard.protected)).reasons == reasons
 
 
 def test_exact_methods_have_the_time_that_they_need() -> None:
