@@ -443,3 +443,10 @@ def test_clients_with_the_same_picture_tell_of_it_together(noise: Release) -> No
         assert both.mu == pytest.approx([math.sqrt(2) * one.mu[0]] * 2, rel=1e-4)
     else:
         assert both.renyi[0] == pytest.approx(2 * one.renyi[0], rel=1e-4)
+
+
+def test_poisson_samples_of_copies_are_refused() -> None:
+    images, labels = data()
+    twice = torch.cat([images, images[:1]]), torch.cat([labels, labels[:1]])
+    with pytest.raises(UsageError, match="some are copies of others"):
+        certify(network(), *twice, ONE, [DPSGD(1.0, 1.0)], whitening=PLAIN, poisson=0.1)

@@ -20,18 +20,22 @@ IN_PLAN = 'defended = [{ name = "clip", norm = 0.1 }, { name = "gaussian_noise",
 LACKING = r"noise of standard deviation 0\.3 is declared, but \d tensor\(s\) hold less .*\(round 2\)"
 
 
-def three_rounds(folder: Path, *, noisy: bool = True, sees: str = "each", **facts: Any) -> Path:
-    """Three rounds with heavy noise; the second may lack it, and has these facts."""
+def three_rounds(
+    folder: Path, *, noisy: bool = True, drift: float = 0.0, told: bool = True, sees: str = "each", **facts: Any
+) -> Path:
+    """Three rounds with heavy noise; the second may lack it, or drift beside it, and has these facts."""
     state = dict(Real().model().state_dict())
     writer = BundleWriter(folder / "b", facts={**TERMS, "sees": sees})
     for index in (1, 2, 3):
         std = 0.3 if noisy or index != 2 else 1e-4
         generator = torch.Generator().manual_seed(index)
-        reply = {name: t + std * torch.randn(t.shape, generator=generator) for name, t in state.items()}
+        away = drift if index == 2 else 0.0
+        reply = {name: t + away + std * torch.randn(t.shape, generator=generator) for name, t in state.items()}
         more = facts if index == 2 else {}
         writer.round(index).sent(state)
         if sees == "each":
             writer.round(index).received("a", reply, examples=2)
+        if sees == "each" and told:
             writer.training("a", index, {"defences": DEFENCES, **more}, source="declared")
         writer.round(index).aggregated(reply)
         state = reply
@@ -47,6 +51,12 @@ def test_noise_that_is_missing_in_a_round_between(tmp_path: Path, keys: str) -> 
     made = job(three_rounds(tmp_path, noisy=False), keys)
     assert sources(made)[0].transcript.rounds.keys() == {1, 3}
     assert re.search(LACKING, details(targets(made)[0], DoubtKind.NOT_AS_DECLARED)["found"])
+
+
+def test_an_update_that_was_not_clipped_in_a_round_between(tmp_path: Path) -> None:
+    found = targets(job(three_rounds(tmp_path, drift=1.0, told=False), IN_PLAN))
+    said = details(found[0], DoubtKind.NOT_AS_DECLARED)["found"]
+    assert re.search(r"norm is .* where at most 0\.1 is declared: it was not clipped so \(round 2\)", said)
 
 
 def test_an_aggregate_without_its_noise_in_a_round_between(tmp_path: Path) -> None:

@@ -333,6 +333,8 @@ def _samples(client: ClientClaim, rate: float) -> Mechanism:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
         raise UsageError(flag(refused).advice)
+    if max(client.repetitions) > 1:
+        raise UsageError("poisson counts each record by itself, and some are copies of others: leave copies out.")
     return Mechanism(gradient.noise_multiplier, rate, client.steps)
 
 

@@ -180,7 +180,7 @@ def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]
     weights = {name: tensor for name, tensor in update.items() if _last(name) not in RUNNING}
     clip, std = _clip_and_noise(defences)
     if clip is not None and weights:
-        yield from _in_clipping(weights, clip, std)
+        yield from beyond_clipping(weights, clip, std)
     yield from without_noise(weights, std)
 
 
@@ -213,7 +213,7 @@ def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[st
         yield f"running statistics leave outside the clipping to {clip:g} ({some(longer)})"
 
 
-def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
+def beyond_clipping(update: State, clip: float, std: float) -> Iterator[str]:
     """Check |u| <= C, and name scalars outside of it: a clipping that works on arrays may pass over them."""
     longest = largest_norm(clip, CLIP_SLACK_RECORDED, std, sum(tensor.numel() for tensor in update.values()))
     if _norm(update) <= longest:

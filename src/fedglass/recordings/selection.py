@@ -22,11 +22,12 @@ from torch import nn
 from fedglass.core.errors import FedglassError, UsageError
 from fedglass.core.tensors import Params
 from fedglass.core.types import Training
+from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise_model import NoiseModel, noise_model
 from fedglass.fl.release import Protection
 from fedglass.recordings.facts import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, large_metrics, preferred
 from fedglass.recordings.format import FileRef
-from fedglass.recordings.observed import contradictions_of, without_noise
+from fedglass.recordings.observed import beyond_clipping, contradictions_of, without_noise
 from fedglass.recordings.reader import Bundle, aggregated_clients, present_clients
 from fedglass.recordings.transcript import TranscriptReader
 
@@ -239,7 +240,8 @@ def contradictions_by_client(
 ) -> TextsByClient:
     """Return the contradictions between the recorded facts and the messages that are audited or certified.
 
-    `protections` are the named defences, by client. A round that is not audited is only known to hold their noise.
+    `protections` are the named defences, by client. A round that is not audited is only known to be
+    clipped and to hold their noise.
     """
     bundle = selection.bundle
     contradictions = defaultdict[tuple[int, str], list[str]](list)
@@ -250,15 +252,15 @@ def contradictions_by_client(
             if not finding.statistics_only:
                 contradictions[finding.round, finding.client].append(finding.text)
         if index not in selection.rounds:
-            for client, text in _without_noise(selection, reader, index, protections):
+            for client, text in _unprotected(selection, reader, index, protections):
                 contradictions[index, client].append(text)
     return {key: tuple(dict.fromkeys(texts)) for key, texts in contradictions.items()}
 
 
-def _without_noise(
+def _unprotected(
     selection: Selection, reader: TranscriptReader, index: int, protections: Mapping[str, Protection]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the clients of a round whose messages hold less than their declared noise, or cannot be read."""
+    """Yield the clients of a round whose messages hold less than their noise, were not clipped, or cannot be read."""
     try:
         round_ = reader.round(index, selection.clients_with_updates(index))
     except FedglassError as error:
@@ -269,14 +271,18 @@ def _without_noise(
     if selection.view == "aggregate":
         messages = [("", round_.step, [people[name] for name in round_.accepted])]
     for client, update, behind in messages:
-        total, square = sum(p.weight or p.examples for p in behind), 0.0
+        total, square, norms = sum(p.weight or p.examples for p in behind), 0.0, list[float]()
         for p in behind:
             # The noise of a release does not depend on the training; that of unknown local steps is not known.
             model = noise_model(protections.get(p.name, Protection()), p.training or Training(lr=TINY), p.examples)
             if isinstance(model, NoiseModel) and model.testable:
                 square += ((p.weight or p.examples) / total * model.std) ** 2
+            if isinstance(model, NoiseModel) and model.per_round and not isinstance(model.plain.gradient, DPSGD):
+                norms.append(model.per_round * model.std)
         kept = {name: tensor for name, tensor in update.items() if not all(name in p.untrained for p in behind)}
         yield from ((client, text) for text in without_noise(kept, math.sqrt(square)))
+        if kept and len(norms) == len(behind):
+            yield from ((client, text) for text in beyond_clipping(kept, max(norms), math.sqrt(square)))
 
 
 def recorder_statements(selection: Selection, fact: str) -> TextsByClient:
