@@ -6,6 +6,7 @@ Each check is one-sided: a message that passes may still have been made otherwis
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
-from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
+from fedglass.core.thresholds import CLIP_SLACK_RECORDED, NOISE_LEVEL, largest_norm, least_noise
 from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
-from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter
+from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, sample_rate, same_filter
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -120,6 +121,12 @@ def _in_facts(facts: FactSheet) -> Iterator[str]:
     sizes, steps = preferred(facts, "batch_sizes"), preferred(facts, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are recorded, but {steps} local step(s)"
+    rate = sample_rate(preferred(facts, "defences"))
+    if rate is not None and sizes is not None and len(set(sizes)) == 1:
+        # The likeliest size of a Poisson sample has about this chance, each time anew.
+        chance = (2 * math.pi * max(1.0, sizes[0] * (1 - rate))) ** -0.5
+        if chance ** (len(sizes) - 1) < NOISE_LEVEL:
+            yield f"Poisson samples are declared, but all {len(sizes)} batches have {sizes[0]} example(s)"
 
 
 def _is_explained(name: str, values: Mapping[Source, Any], facts: FactSheet) -> bool:
