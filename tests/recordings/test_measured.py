@@ -90,7 +90,7 @@ def test_batches_of_one_size_are_no_poisson_samples(tmp_path: Path) -> None:
     def found(folder: str, sizes: list[int], rate: float) -> list[str]:
         options = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": rate}
         drawn = [{"name": "dpsgd_poisson", "options": options}]
-        return sent(tmp_path / folder, small, [], defences=drawn, batch_sizes=sizes, steps=len(sizes))
+        return sent(tmp_path / folder, small, drawn, batch_sizes=sizes, steps=len(sizes))
 
     told = "Poisson samples are declared, but all 20 batches have 4 example(s)"
     assert told in found("fixed", [4] * 20, 0.1)

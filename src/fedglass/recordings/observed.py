@@ -18,7 +18,7 @@ from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
 from fedglass.core.thresholds import CLIP_SLACK_RECORDED, NOISE_LEVEL, largest_norm, least_noise
 from fedglass.recordings.facts import SOURCES, FactSheet, Source, disputed, overlay, preferred
-from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, sample_rate, same_filter
+from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter, sample_rate
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -95,7 +95,7 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
         texts = list(_in_facts(facts))
         if update is not None:
             defences = preferred(facts, "defences", preferred(bundle.facts, "defences", []))
-            texts += _in_defences(update, defences)
+            texts += (*_in_defences(update, defences), *_in_samples(facts, defences))
             contradictions += [
                 Contradiction(index, message.client, text, statistics_only=True)
                 for text in _in_statistics(update, defences)
@@ -121,8 +121,12 @@ def _in_facts(facts: FactSheet) -> Iterator[str]:
     sizes, steps = preferred(facts, "batch_sizes"), preferred(facts, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are recorded, but {steps} local step(s)"
-    rate = sample_rate(preferred(facts, "defences"))
-    if rate is not None and sizes is not None and len(set(sizes)) == 1:
+
+
+def _in_samples(facts: FactSheet, defences: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare the sizes of batches with those of declared Poisson samples, which vary."""
+    rate, sizes = sample_rate(defences), preferred(facts, "batch_sizes", ())
+    if rate is not None and len(set(sizes)) == 1:
         # The likeliest size of a Poisson sample has about this chance, each time anew.
         chance = (2 * math.pi * max(1.0, sizes[0] * (1 - rate))) ** -0.5
         if chance ** (len(sizes) - 1) < NOISE_LEVEL:
