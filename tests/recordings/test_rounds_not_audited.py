@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedglass.models.catalogue import build
 from fedglass.recordings import BundleWriter
 from fedglass.verdict.doubts import DoubtKind
 
-from .federations import TERMS, Real
+from .federations import CLASSES, SHAPE, TERMS
 from .test_plans import details, job, sources, targets, unread
 
 DEFENCES = [{"name": "clip", "options": {"norm": 0.1}}, {"name": "gaussian_noise", "options": {"std": 0.3}}]
@@ -21,16 +22,26 @@ LACKING = r"noise of standard deviation 0\.3 is declared, but \d tensor\(s\) hol
 
 
 def three_rounds(
-    folder: Path, *, noisy: bool = True, drift: float = 0.0, told: bool = True, sees: str = "each", **facts: Any
+    folder: Path,
+    *,
+    noisy: bool = True,
+    drift: float = 0.0,
+    told: bool = True,
+    model: str = "lenet",
+    sees: str = "each",
+    **facts: Any,
 ) -> Path:
     """Three rounds with heavy noise; the second may lack it, or drift beside it, and has these facts."""
-    state = dict(Real().model().state_dict())
-    writer = BundleWriter(folder / "b", facts={**TERMS, "sees": sees})
+    state = dict(build(model, shape=SHAPE, classes=CLASSES).state_dict())
+    writer = BundleWriter(folder / "b", facts={**TERMS, "sees": sees, "model": model})
     for index in (1, 2, 3):
         std = 0.3 if noisy or index != 2 else 1e-4
         generator = torch.Generator().manual_seed(index)
         away = drift if index == 2 else 0.0
-        reply = {name: t + away + std * torch.randn(t.shape, generator=generator) for name, t in state.items()}
+        noise = {name: away + std * torch.randn(t.shape, generator=generator) for name, t in state.items()}
+        moved = {name: 0.1 * (index == 2) for name in state if name.endswith("running_mean")}
+        still = dict.fromkeys((name for name in state if name.endswith(("running_var", "tracked"))), 0)
+        reply = {name: t + {**noise, **moved, **still}[name] for name, t in state.items()}
         more = facts if index == 2 else {}
         writer.round(index).sent(state)
         if sees == "each":
@@ -57,6 +68,14 @@ def test_an_update_that_was_not_clipped_in_a_round_between(tmp_path: Path) -> No
     found = targets(job(three_rounds(tmp_path, drift=1.0, told=False), IN_PLAN))
     said = details(found[0], DoubtKind.NOT_AS_DECLARED)["found"]
     assert re.search(r"norm is .* where at most 0\.1 is declared: it was not clipped so \(round 2\)", said)
+
+
+def test_running_statistics_that_moved_in_a_round_between(tmp_path: Path) -> None:
+    found = targets(job(three_rounds(tmp_path, model="resnet8")))
+    assert (
+        "left with the update, and no noise covers it (round 2)"
+        in details(found[0], DoubtKind.NOT_AS_DECLARED)["found"]
+    )
 
 
 def test_an_aggregate_without_its_noise_in_a_round_between(tmp_path: Path) -> None:

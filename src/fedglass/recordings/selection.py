@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.tensors import Params
+from fedglass.core.tensors import Params, moved_others, moved_statistics
+from fedglass.core.text import some
 from fedglass.core.types import Training
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise_model import NoiseModel, noise_model
@@ -240,8 +241,8 @@ def contradictions_by_client(
 ) -> TextsByClient:
     """Return the contradictions between the recorded facts and the messages that are audited or certified.
 
-    `protections` are the named defences, by client. A round that is not audited is only known to be
-    clipped and to hold their noise.
+    `protections` are the named defences, by client. A round that is not audited is only known to be clipped and to hold
+    their noise.
     """
     bundle = selection.bundle
     contradictions = defaultdict[tuple[int, str], list[str]](list)
@@ -260,24 +261,32 @@ def contradictions_by_client(
 def _unprotected(
     selection: Selection, reader: TranscriptReader, index: int, protections: Mapping[str, Protection]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the clients of a round whose messages hold less than their noise, were not clipped, or cannot be read."""
+    """Yield the clients of a round whose messages hold less than their noise, were not clipped, or cannot be read.
+
+    Buffers that moved have no noise either.
+    """
     try:
         round_ = reader.round(index, selection.clients_with_updates(index))
     except FedglassError as error:
         yield "", str(error).rstrip(".")
         return
     people = {p.name: p for p in round_.participants}
-    messages = [(m.client, m.update, [people[m.client]]) for m in round_.messages]
+    messages = [(m.client, m.update, (m.start or round_).buffers, m.buffers) for m in round_.messages]
     if selection.view == "aggregate":
-        messages = [("", round_.step, [people[name] for name in round_.accepted])]
-    for client, update, behind in messages:
+        messages = [("", round_.step, round_.buffers, round_.buffers_after)]
+    for client, update, *buffers in messages:
+        behind = [people[name] for name in ([client] if client else round_.accepted)]
+        moved = [*moved_statistics(*buffers), *moved_others(*buffers, averaged=not client)]
+        if moved:
+            yield client, f"{some(moved)} left with the update, and no noise covers it"
         total, square, norms = sum(p.weight or p.examples for p in behind), 0.0, list[float]()
         for p in behind:
             # The noise of a release does not depend on the training; that of unknown local steps is not known.
             model = noise_model(protections.get(p.name, Protection()), p.training or Training(lr=TINY), p.examples)
-            if isinstance(model, NoiseModel) and model.testable:
-                square += ((p.weight or p.examples) / total * model.std) ** 2
-            if isinstance(model, NoiseModel) and model.per_round and not isinstance(model.plain.gradient, DPSGD):
+            if not isinstance(model, NoiseModel) or not model.testable:
+                continue
+            square += ((p.weight or p.examples) / total * model.std) ** 2
+            if model.per_round is not None and not isinstance(model.plain.gradient, DPSGD):
                 norms.append(model.per_round * model.std)
         kept = {name: tensor for name, tensor in update.items() if not all(name in p.untrained for p in behind)}
         yield from ((client, text) for text in without_noise(kept, math.sqrt(square)))
