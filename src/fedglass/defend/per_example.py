@@ -112,8 +112,10 @@ def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -
 
 def refuse_mixed_examples(step: Step) -> None:
     """Refuse a network that mixes the examples of a batch: none of them has a gradient of its own then."""
+    if len(step.inputs) < 2:
+        return
     normalisations = [m for m in step.network._module.modules() if isinstance(m, _BatchNorm)]
-    if len(step.inputs) > 1 and any(m.training or m.running_mean is None for m in normalisations):
+    if any(m.training or m.running_mean is None for m in normalisations):
         raise ModelError(
             "The network normalises with the statistics of the batch, so an example has no gradient of its own, which "
             "this defence needs: set training.batch_norm to frozen, or choose a network without BatchNorm."
