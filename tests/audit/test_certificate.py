@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -49,9 +50,17 @@ def data(count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(count, 1, 4, 4, generator=generator), torch.arange(count) % 3
 
 
-def by_hand(images: torch.Tensor, labels: torch.Tensor, lr: float = 0.5) -> torch.Tensor:
+def pooled() -> nn.Module:
+    """A network that sees means of squares alone."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def by_hand(
+    images: torch.Tensor, labels: torch.Tensor, lr: float = 0.5, made: Callable[[], nn.Module] = network
+) -> torch.Tensor:
     """One step of plain SGD, as a loop of PyTorch makes it."""
-    model = network()
+    model = made()
     F.cross_entropy(model(images), labels).backward()
     return torch.cat([-lr * p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
 
@@ -233,14 +242,17 @@ def test_a_message_that_is_the_same_whatever_the_record_is_tells_nothing() -> No
 
 
 def test_a_message_is_compared_in_the_precision_that_was_sent() -> None:
-    """Half precision loses what one of many equal records adds, and single precision does not."""
+    """Half precision loses what one of many records adds that look equal to the network; single precision does not."""
     images, labels = data(1)
-    images, labels = images.repeat(64, 1, 1, 1), labels.repeat(64)
+    images, labels = images.repeat(64, 1, 1, 1) / 2 + 0.25, labels.repeat(64)
+    lighter = torch.arange(64) / 256
+    images[:, 0, 0, 0] += lighter
+    images[:, 0, 0, 1] -= lighter
     images[0, 0, 0, 0] += 1e-4
-    model = network()
+    model = pooled()
     client = ClientClaim(ONE, Examples(images, labels))
     claimed = Claim(model, weights_of(model), buffers_of(model), {}, PLAIN, (client,))
-    exact = by_hand(images, labels).float()
+    exact = by_hand(images, labels, made=pooled).float()
     sizes = {name: tensor.shape for name, tensor in weights_of(model).items()}
 
     def sent(dtype: torch.dtype) -> Claim:
@@ -387,3 +399,54 @@ def test_what_poisson_samples_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install fedglass\[pld\]"):
         ask(DPSGD(1.0, 1.0))
+
+
+def with_copies(times: int, gradient: DPSGD, order: tuple[tuple[int, ...], ...] | None = None) -> MessageBound:
+    """The bound of DP-SGD on three pictures of which the first one is there so many times."""
+    images, labels = data()
+    rows = [0] * times + [1, 2]
+    training = replace(ONE, steps=None if order is None or len(order) == 1 else len(order))
+    client = ClientClaim(training, Examples(images[rows], labels[rows]), Protection(gradient), order=order)
+    return bound(Claim(network(), weights_of(network()), {}, {}, PLAIN, (client,)))
+
+
+def test_copies_of_a_picture_are_one_record() -> None:
+    """They move a noisy step together, so that its clipping does not bound them as it does one."""
+    once, thrice = with_copies(1, DPSGD(1e-3, 2.0)), with_copies(3, DPSGD(1e-3, 2.0))
+    assert (once.per_round, thrice.per_round) == (0.5, 1.5)
+    assert max(once.mu) <= 0.5 < min(thrice.mu[:3])
+    assert max(thrice.mu[3:]) <= 0.5
+
+
+def test_a_record_that_a_step_takes_twice() -> None:
+    found = with_copies(1, DPSGD(1e-3, 2.0), order=((0, 0, 1, 2),))
+    assert found.per_round == 1
+    assert max(found.mu[1:]) <= 0.5 < found.mu[0]
+    found = with_copies(1, DPSGD(1e-3, 2.0), order=((0, 1), (0, 0), (0, 2)))
+    assert found.mu == pytest.approx([0.5 * math.sqrt(6)] + [0.5 * math.sqrt(3)] * 2)
+
+
+def test_poisson_samples_do_not_amplify_the_privacy_of_copies() -> None:
+    rare = PoissonDPSGD(1e-3, 2.0, sample_rate=0.1)
+    assert with_copies(1, rare).samples is not None
+    found = with_copies(3, rare)
+    assert found.samples is None
+    assert found.mu == pytest.approx([1.5, 1.5, 1.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.3), LaplacianNoise(0.3)])
+def test_clients_with_the_same_picture_tell_of_it_together(noise: Release) -> None:
+    apart = claim(noise, noise, count=1)
+    same = replace(apart, clients=(apart.clients[0],) * 2)
+    one, both = bound(replace(apart, clients=apart.clients[:1])), bound(same)
+    if one.mu:  # the mean has the noise of two
+        assert both.mu == pytest.approx([math.sqrt(2) * one.mu[0]] * 2, rel=1e-4)
+    else:
+        assert both.renyi[0] == pytest.approx(2 * one.renyi[0], rel=1e-4)
+
+
+def test_poisson_samples_of_copies_are_refused() -> None:
+    images, labels = data()
+    twice = torch.cat([images, images[:1]]), torch.cat([labels, labels[:1]])
+    with pytest.raises(UsageError, match="some are copies of others"):
+        certify(network(), *twice, ONE, [DPSGD(1.0, 1.0)], whitening=PLAIN, poisson=0.1)

@@ -14,8 +14,10 @@ from fedglass.audit.simulated import Simulated
 from fedglass.audit.target import Target
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy, SVTPrivacy
+from fedglass.defend.noise import GaussianNoise
 from fedglass.federation.client import Client
 from fedglass.federation.federation import Federation
+from fedglass.fl.release import Chain
 from fedglass.verdict.collect_doubts import flag
 from fedglass.verdict.doubts import Doubt, DoubtKind
 
@@ -79,6 +81,11 @@ def test_clipping_that_is_not_reached_is_a_doubt() -> None:
         (FlowerFixedClipping(1.0, adaptive=True), dense, "so epsilon is not computed."),
         (SVTPrivacy(), dense, "only its own accounting bounds it."),
         (FlowerLocalDP(1.0, 1.0, 1.0, 1e-5), Scaled, "It leaves 0-d parameters (scale) without clipping and noise."),
+        (
+            Chain((FlowerFixedClipping(0.1), GaussianNoise(0.1))),
+            Scaled,
+            "It leaves 0-d parameters (scale) without clipping.",
+        ),
     ],
 )
 def test_why_a_filter_has_no_certificate(release: Any, model: Callable[[], nn.Module], said: str) -> None:

@@ -139,6 +139,19 @@ def test_batch_statistics_are_refused(make_step: Callable[..., Step]) -> None:
     torch.testing.assert_close([g.mean(0) for g in chunk], list(MeanGradient().gradient(frozen)))
 
 
+class Centred(nn.Module):
+    """A layer without statistics of its own that mixes the examples of a batch."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features - features.mean(0, keepdim=True)
+
+
+def test_a_layer_that_mixes_examples_is_refused(make_step: Callable[..., Step]) -> None:
+    step = make_step(nn.Sequential(nn.Flatten(), nn.Linear(16, 3), Centred()), 4)
+    with pytest.raises(ModelError, match="depends on the rest of its batch"):
+        list(example_gradients(step))
+
+
 def test_one_example_may_have_batch_statistics(make_step: Callable[..., Step]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     alone = make_step(model, 1, BatchNorm.BATCH)

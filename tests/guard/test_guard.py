@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedglass.attack.labels.given import OracleLabels
+from fedglass.audit.play import OutOfTime
 from fedglass.core.errors import DataError, UsageError
 from fedglass.core.rng import stream
 from fedglass.core.types import Training, Whitening
+from fedglass.data.catalogue import photos
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.defend.noise import GaussianNoise
 from fedglass.fl.local import schedule, train
@@ -29,6 +31,8 @@ from fedglass.guard import REFUSED, Guard, GuardRefusal, GuardReport, Reason, ch
 from fedglass.guard.checks import EXACT, shown_images
 from fedglass.guard.outbound import Outbound, Protected
 from fedglass.guard.runners import InlineRunner, SubprocessRunner
+from fedglass.models.catalogue import build
+from fedglass.models.init import Uniform
 from fedglass.models.network import Network
 from fedglass.recipes import recipe
 from fedglass.verdict.gate import Gate
@@ -103,6 +107,47 @@ def test_reports_are_lines_of_the_clients_log(world: World, tmp_path: Path, capl
         (1, True, []),
         (2, False, ["unwatched"]),
     ]
+
+
+def test_the_noise_of_a_fixed_divisor(toy: Any) -> None:
+    """Opacus divides every sum by the expected size of a batch."""
+    world, rule = World(toy, 4), DPSGD(clip=0.5, noise_multiplier=20.0, expected_batch_size=2.0)
+    after = world.trained(rule, stream(1, "noise"))
+    assert world.report(Guard(dpsgd=rule, attacks={}, **HERE), after).allowed
+    other = replace(rule, expected_batch_size=None)
+    assert world.report(Guard(dpsgd=other, attacks={}, **HERE), after).reasons == (Reason.NOISE,)
+
+
+@pytest.mark.parametrize(("multiplier", "reasons"), [(1e-4, (Reason.OUT_OF_TIME,)), (2.0, ())])
+def test_a_short_search_suffices_only_behind_noise_that_hides(
+    world: World, monkeypatch: pytest.MonkeyPatch, multiplier: float, reasons: tuple[Reason, ...]
+) -> None:
+    runs = iter([None])
+
+    def once(*given: object) -> None:
+        if next(runs, "over") == "over":
+            raise OutOfTime
+
+    monkeypatch.setattr(checks, "one_run", once)
+    monkeypatch.setattr(checks, "EXACT", ())
+    monkeypatch.setattr(checks, "is_far", lambda *given: False)
+    guard = Guard(clip=CLIP, noise_multiplier=multiplier, **HERE)
+    assert world.report(guard, world.released(guard.protected)).reasons == reasons
+
+
+def test_exact_methods_have_the_time_that_they_need() -> None:
+    """Of four photographs behind convolutions, no search comes near to any in the time of a guard."""
+    chosen, plain = photos().resized(32).subset(range(4)), Whitening((0.5,) * 3, (0.25,) * 3)
+    model = build("lenet", shape=(3, 32, 32), classes=10, init=Uniform())
+    inputs, labels = plain.whiten(chosen.images), chosen.labels % 10
+    F.cross_entropy(model(inputs), labels).backward()
+    before = {name: w.detach().clone() for name, w in model.named_parameters()}
+    update = {name: -0.1 * w.grad for name, w in model.named_parameters() if w.grad is not None}
+    found = Guard(**HERE).check(
+        model, before, update=update, examples=inputs, labels=labels, training=STEP, batches=[range(4)]
+    )
+    assert found.reasons == (Reason.RECOVERED,)
+    assert found.examined.attack == "dense_features"
 
 
 def test_an_attack_that_reads_the_update_stops_it(world: World) -> None:

@@ -86,6 +86,18 @@ def test_what_two_sources_tell_differently_is_found(tmp_path: Path) -> None:
     assert counted == "1 batch sizes are recorded, but 2 local step(s)"
 
 
+def test_batches_of_one_size_are_no_poisson_samples(tmp_path: Path) -> None:
+    def found(folder: str, sizes: list[int], rate: float) -> list[str]:
+        options = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": rate}
+        drawn = [{"name": "dpsgd_poisson", "options": options}]
+        return sent(tmp_path / folder, small, drawn, batch_sizes=sizes, steps=len(sizes))
+
+    told = "Poisson samples are declared, but all 20 batches have 4 example(s)"
+    assert told in found("fixed", [4] * 20, 0.1)
+    for folder, sizes, rate in (("drawn", [4] * 19 + [3], 0.1), ("few", [4] * 3, 0.1), ("all", [4] * 20, 1.0)):
+        assert not any("Poisson samples" in text for text in found(folder, sizes, rate))
+
+
 def test_more_examples_than_were_declared_may_be_the_same_ones_changed(tmp_path: Path) -> None:
     writer = Real(sizes=(2,), rounds=1).record(tmp_path / "b")
     for read, declared in ((8, 4), (4, 8)):

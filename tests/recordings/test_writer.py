@@ -266,3 +266,12 @@ def test_sizes_of_metrics_are_read_off_the_words_of_earlier_versions(sizes: obje
     """Files without sizes, or with something else in their place, have arrays and bytes as words."""
     metrics = {"picture": "(64 numbers)", "raw": "(2 bytes)", "few": "(3 numbers)", "note": "64 numbers"}
     assert large_metrics(metrics, sizes) == ["picture", "raw"]
+
+
+def test_many_metrics_of_one_number_are_as_large_as_one_of_many() -> None:
+    """A picture may leave a pixel at a time."""
+    pixels = {f"m{i}": 0.5 for i in range(64)}
+    assert large_metrics(pixels) == ["m0, m1, m2 and 61 more"]
+    assert large_metrics({f"m{i}": 0.5 for i in range(63)}) == []
+    assert large_metrics({f"word {i}": "x" * 100 for i in range(2)}) == ["word 0, word 1"]
+    assert large_metrics({}) == []

@@ -25,13 +25,13 @@ from fedglass.attack.terms.priors import TotalVariation
 from fedglass.audit.public_data import Public
 from fedglass.audit.recorded import Recorded
 from fedglass.audit.simulated import Simulated, Source
-from fedglass.core.optimisers import SGD, Adam
+from fedglass.core.optimisers import SGD, Adam, AdamW
 from fedglass.core.rng import stream
 from fedglass.core.tensors import buffers_of, weights_of
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.data.catalogue import glyphs, photos
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.filters import FlowerLocalDP, PercentilePrivacy, SVTPrivacy
+from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP, PercentilePrivacy, SVTPrivacy
 from fedglass.defend.noise import Clip, GaussianNoise, LaplacianNoise, normal
 from fedglass.defend.outpost import Outpost
 from fedglass.defend.pruning import MagnitudePruning
@@ -1235,4 +1235,54 @@ def _filters() -> Iterator[Situation]:
     )
 
 
-SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps(), *_filters())
+class WithScale(nn.Module):
+    """Dense layers whose outputs a 0-d parameter scales: its own gradient is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale = smooth_dense(), nn.Parameter(torch.tensor(30.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.scale * self.body(images)
+        return outputs
+
+
+class Shared(nn.Module):
+    """A layer without weights that adds the mean of the batch to every example."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + 10 * features.mean(0, keepdim=True)
+
+
+def mixing() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, 64), nn.Sigmoid(), Shared(), nn.Linear(64, CLASSES))
+
+
+def copied(times: int) -> Examples:
+    """A picture so many times, and another one."""
+    rows = [0] * times + [1]
+    return Examples(data(2).images[rows], data(2).labels[rows])
+
+
+def _beyond_one_record() -> Iterator[Situation]:
+    """Bounds of one record that do not hold: copies of it, layers that mix it with others, parameters left out."""
+    private = {"gradient": DPSGD(clip=1.0, noise_multiplier=1.0)}
+    many = simulated(private, examples=copied(256), model=smooth_dense)
+    weak = DoubtKind.WEAK_CERTIFICATE
+    yield Situation("DP-SGD with mu = 1 on 256 copies of a picture", LEAK, many, None, weak)
+    six = simulated(*[noisy(0.02)] * 6, examples=data(1), view=AggregateView())
+    yield Situation("aggregate of six clients with the same picture, some noise", OPEN, six, None, weak)
+    clipped = {"release": Chain((FlowerFixedClipping(0.1), GaussianNoise(0.1)))}
+    scaled = simulated(clipped, count=2, model=WithScale, training=Training(lr=1.0))
+    unbounded = DoubtKind.DEFENCE_NOT_BOUNDED
+    yield Situation("Flower's clipping beside a 0-d parameter, and noise on all", OPEN, scaled, None, unbounded)
+    mixed = recorded(Made(opacus=True), count=8, model=mixing, defence=DPSGD(clip=1.0, noise_multiplier=1.0))
+    yield Situation("recorded: Opacus, a layer that mixes the examples", OPEN, mixed, None)
+    for optimiser, of_torch in ((Adam(), torch.optim.Adam), (AdamW(), torch.optim.AdamW)):
+        made, name = Made(optimiser=of_torch, lr=0.001), type(optimiser).__name__
+        told = Training(0.001, optimiser=optimiser)
+        yield Situation(f"recorded: {name}, declared, a dense network", LEAK, recorded(made, told, model=dense), None)
+
+
+SITUATIONS = (*_situations(), *_false_passes(), *_games(), *_traps(), *_filters(), *_beyond_one_record())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ from fedglass.core.text import some
 from fedglass.core.types import Training, Whitening
 from fedglass.defend.accounting import DELTA, Mechanism
 from fedglass.defend.dpsgd import DPSGD
-from fedglass.defend.filters import FlowerLocalDP
+from fedglass.defend.filters import FlowerFixedClipping, FlowerLocalDP
 from fedglass.defend.noise_model import NoBound, NoiseModel, named_parts, noise_model
 from fedglass.federation.truth import Examples
 from fedglass.fl.local import GradientFn
@@ -62,6 +63,7 @@ from fedglass.verdict.collect_doubts import flag
 from fedglass.verdict.doubts import Doubt, DoubtKind, doubt
 from fedglass.verdict.records import BASE_RATE, Certificate
 
+T = TypeVar("T", float, Array)
 SIZES = (2, 10, 100, 1000)
 """Numbers of candidates that the adversary chooses from."""
 DRAWS = 2000
@@ -332,6 +334,8 @@ def _samples(client: ClientClaim, rate: float) -> Mechanism:
         raise UsageError("poisson is the sampling rate of DP-SGD: add the defence dpsgd, or leave poisson out.")
     if refused is not None:
         raise UsageError(flag(refused).advice)
+    if max(client.repetitions) > 1:
+        raise UsageError("poisson counts each record by itself, and some are copies of others: leave copies out.")
     return Mechanism(gradient.noise_multiplier, rate, client.steps)
 
 
@@ -361,14 +365,15 @@ def _refusal(models: Sequence[NoiseModel | NoBound]) -> Doubt | None:
 
 
 def _scalars_without_noise(claim: Claim) -> Doubt | None:
-    """Return that Flower's noise leaves out the 0-d parameters of this network; None where it has none."""
+    """Return that Flower's mods leave out the 0-d parameters of this network; None where it has none."""
     scalars = [name for name, tensor in claim.before.items() if tensor.dim() == 0]
     parts = (part for client in claim.private for part in named_parts(client.protection.release))
-    noise = next((part for part in parts if isinstance(part, FlowerLocalDP)), None)
-    if noise is None or not scalars:
+    mod = next((part for part in parts if isinstance(part, FlowerLocalDP | FlowerFixedClipping)), None)
+    if mod is None or not scalars:
         return None
-    why = f"It leaves 0-d parameters ({some(scalars)}) without clipping and noise."
-    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(noise), why=why)
+    missing = "clipping and noise" if isinstance(mod, FlowerLocalDP) else "clipping"
+    why = f"It leaves 0-d parameters ({some(scalars)}) without {missing}."
+    return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(mod), why=why)
 
 
 def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
@@ -385,22 +390,41 @@ def _of_round(claim: Claim, pool: Examples | None) -> MessageBound | Doubt:
         model if isinstance(model, NoiseModel) else NoiseModel("gaussian", 0.0, client.protection)
         for model, client in zip(models, claim.clients, strict=False)
     ]
-    limits = [model.per_round for model in noisy]
-    limit = None if None in limits else max(value for value in limits if value is not None)
+    by_record = [_limits(model, client) for model, client in zip(noisy, claim.private, strict=True)]
+    limits = _with_copies(claim, [value for values in by_record for value in values])
+    limit = max(limits) if all(map(math.isfinite, limits)) else None
     if any(not model.additive for model in noisy):
         if limit is None:
             return doubt(DoubtKind.DEFENCE_NOT_BOUNDED, defence=repr(claim.clients[0].protection), why=WHY["steps"])
-        mus = [model.per_round or 0.0 for model, count in zip(noisy, counts, strict=True) for _ in range(count)]
-        return MessageBound(
-            tuple(mus), per_round=limit, steps=True, samples=_common([model.samples for model in noisy])
-        )
+        alone = all(value == 1 for client in claim.private for value in client.repetitions)
+        samples = _common([model.samples for model in noisy]) if alone else None  # copies are not drawn as one
+        return MessageBound(tuple(limits), per_round=limit, steps=True, samples=samples)
     if too_long(claim):
         return doubt(DoubtKind.NOISE_NOT_TESTABLE, why=TOO_LONG)
-    return _measured(claim, noisy, limit)
+    return _measured(claim, noisy, by_record, limit)
 
 
-def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -> MessageBound | Doubt:
-    """Return how far each record moves the message, in units of its noise."""
+def _limits(model: NoiseModel, client: ClientClaim) -> list[float]:
+    """Return the largest distance that each record makes; a clipped update bounds all of a client's together."""
+    limit = math.inf if model.per_round is None else model.per_round
+    inside = isinstance(model.plain.gradient, DPSGD)
+    return [limit * (times if inside else 1.0) for times in client.repetitions]
+
+
+def _with_copies(claim: Claim, values: Sequence[T]) -> list[T]:
+    """Return the value of each record plus those of the same picture at other clients behind the message."""
+    names = [(place, picture) for place, client in enumerate(claim.private) for picture in client.pictures]
+    by_client = dict(zip(names, values, strict=True))
+    total: dict[bytes, T] = {}
+    for (_, picture), value in by_client.items():
+        total[picture] = total[picture] + value if picture in total else value
+    return [total[picture] for _, picture in names]
+
+
+def _measured(
+    claim: Claim, models: Sequence[NoiseModel], by_record: Sequence[Sequence[float]], limit: float | None
+) -> MessageBound | Doubt:
+    """Return how far each record moves the message, in units of its noise; at most as far as `by_record` says."""
     shares, together = claim.shares, total_std(claim) if claim.combined_by_mean else None
     mu: list[float] = []
     renyi: list[Array] = []
@@ -415,8 +439,13 @@ def _measured(claim: Claim, models: Sequence[NoiseModel], limit: float | None) -
         if model.law == "laplacian":
             renyi += [laplace_renyi((row * math.sqrt(2) / model.std).numpy()) for row in moved[1:]]
         else:
-            mu += [min(float(row.norm()) / stds[-1], model.per_round or math.inf) for row in moved[1:]]
+            of_client = [
+                min(float(row.norm()) / stds[-1], most) for row, most in zip(moved[1:], by_record[i], strict=True)
+            ]
+            mu += of_client
+            renyi += [ORDERS * value**2 / 2 for value in of_client]  # of Gaussian noise R_a = a mu^2 / 2
             clients.append(float(moved[0].norm()) / stds[-1])
-    if renyi:  # of Gaussian noise R_a = a mu^2 / 2
-        return MessageBound(renyi=(*renyi, *(ORDERS * value**2 / 2 for value in mu)))
+    if any(model.law == "laplacian" for model in models):
+        return MessageBound(renyi=tuple(_with_copies(claim, renyi)))
+    mu = _with_copies(claim, mu)
     return MessageBound(tuple(mu), client_mu=max(clients, default=None), per_round=limit, stds=(tuple(stds),))

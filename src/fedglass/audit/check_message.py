@@ -255,6 +255,8 @@ def _certificate(target: Target, claims: Sequence[Claim], doubts: list[Doubt], s
     if any(doubt_.kind is DoubtKind.NOISE_NOT_TESTABLE for doubt_ in doubts):
         basis = "declared"
     assumptions = {"noise": basis, "training": basis, "unpredictable noise": "declared"}
+    if target.further and not target.simulated:
+        assumptions["rounds that are not audited"] = "declared"
     if bound.identical:
         assumptions = {"training": basis}
     if certificate.accounting == "pld":

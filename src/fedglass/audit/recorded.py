@@ -201,18 +201,27 @@ class Recorded:
             target.truth,
             [p for p in participants if p.name in result.clients],
             unaudited_clients=self.unaudited_clients,
-            extra_payload=_entries(self.extra_payload, index, result.clients),
+            extra_payload=self._of_certified(self.extra_payload, index, result.clients),
             simulated=self.simulated,
         )
         if not self.simulated and has_unnamed_defence(self.transcript, participants, self.defences):
             yield doubt(DoubtKind.DEFENCE_NOT_NAMED)
-        contradictions = _entries(self.contradictions, index, ("", *result.clients))
+        contradictions = self._of_certified(self.contradictions, index, ("", *result.clients))
         if contradictions:
             yield doubt(DoubtKind.NOT_AS_DECLARED, found="; ".join(dict.fromkeys(contradictions)))
         for client in ("", *result.clients):
             for claim in self.epsilons.get(client, ()):
                 if claim.exceeded:
                     yield doubt(DoubtKind.EPSILON_NOT_AS_DECLARED, **claim.details)
+
+    def _of_certified(
+        self, texts: Mapping[tuple[int, str], tuple[str, ...]], index: int, clients: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the texts about these clients in a round, and in the rounds that are not audited."""
+        unaudited = {i for i, _ in texts} - set(self.transcript.rounds)
+        found = _entries(texts, index, clients)
+        later = ((i, text) for i in sorted(unaudited) for text in _entries(texts, i, clients))
+        return (*found, *(f"{text} (round {self.naming.round(i)})" for i, text in later))
 
     def _pool(self, participants: Sequence[Participant]) -> Examples | None:
         """Return the public examples and those of clients that are not in the message."""

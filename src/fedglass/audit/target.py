@@ -117,7 +117,9 @@ def coverage_doubts(
         yield doubt(DoubtKind.STATISTICS_SENT)
     if unaudited_clients:
         yield doubt(DoubtKind.CLIENTS_NOT_AUDITED, clients=[repr(name) for name in unaudited_clients])
-    unread = list(dict.fromkeys((*moved_others(observation.buffers, observation.buffers_after), *extra_payload)))
+    averaged = len(view_result.clients) > 1 or view_result.own_client is not None
+    moved = moved_others(observation.buffers, observation.buffers_after, averaged=averaged)
+    unread = list(dict.fromkeys((*moved, *extra_payload)))
     if unread:
         yield doubt(DoubtKind.EXTRA_PAYLOAD, names=unread)
     stated = observation.knows.examples if Fact.EXAMPLES in observation.facts else None

@@ -8,8 +8,11 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,7 @@ from fedglass.core.rng import stream
 from fedglass.core.tensors import Params
 from fedglass.core.types import BatchNorm, Training, Whitening
 from fedglass.federation.transcript import MEAN_RULE, UNKNOWN_RULE, Participant, Transcript
-from fedglass.federation.truth import Examples, Truths
+from fedglass.federation.truth import Examples, Truths, picture_hashes
 from fedglass.federation.views import ViewResult
 from fedglass.fl.local import LocalBatch, schedule
 from fedglass.fl.release import Protection
@@ -81,6 +84,29 @@ class ClientClaim:
         """True where the order of the batches was recorded, or there is only one order."""
         fixed = self.order is not None or not self.training.shuffle
         return fixed or len(self.training.batches(len(self.labels))) == 1
+
+    @cached_property
+    def pictures(self) -> Sequence[bytes]:
+        """A hash of each record's picture: copies of a picture are one record, whatever their labels."""
+        return picture_hashes(self.images)
+
+    def copies(self, row: int) -> Tensor:
+        """Return which records show the same picture as one of them, itself included.  # (n,)"""
+        return torch.tensor([picture == self.pictures[row] for picture in self.pictures])
+
+    @property
+    def repetitions(self) -> list[float]:
+        """How many times farther each record moves clipped local steps than one that is once in each epoch.
+
+        Copies in the same step add up. Where the order is not known, all may be in the same one.
+        """
+        if self.order is None:
+            counts = Counter(self.pictures)
+            return [float(counts[picture]) for picture in self.pictures]
+        steps = [Counter(self.pictures[row] for row in batch) for batch in self.order]
+        usual = math.sqrt(self.training.passes(len(self.labels)))
+        moved = {picture: math.hypot(*(step[picture] for step in steps)) / usual for picture in set(self.pictures)}
+        return [max(1.0, moved[picture]) for picture in self.pictures]
 
     def with_examples(self, images: Tensor, labels: Tensor) -> ClientClaim:
         return replace(self, truth=Examples(images, labels))

@@ -41,7 +41,12 @@ DRAWS = 6
 
 def noise_models(clients: Sequence[ClientClaim]) -> list[NoiseModel | NoBound]:
     """Return the noise of each client, or why it has no bound."""
-    return [noise_model(client.protection, client.training, len(client.labels)) for client in clients]
+    return [noise_model(client.protection, client.training, _batch_of(client)) for client in clients]
+
+
+def _batch_of(client: ClientClaim) -> int:
+    """Return the number of examples; of a single recorded step, with as many as it took of each."""
+    return len(client.order[0]) if client.order is not None and len(client.order) == 1 else len(client.labels)
 
 
 def without_noise(claim: Claim) -> Claim:
@@ -207,9 +212,9 @@ def tells_nothing(claim: Claim, pool: Examples | None) -> bool:
 
 
 def with_record(client: ClientClaim, row: int, image: Tensor, label: Tensor) -> ClientClaim:
-    """Return the client with another example in the place of one record."""
-    images, labels = client.images.clone(), client.labels.clone()
-    images[row], labels[row] = image.to(images), label.to(labels)
+    """Return the client with another example in the place of one record and its copies."""
+    images, labels, copies = client.images.clone(), client.labels.clone(), client.copies(row)
+    images[copies], labels[copies] = image.to(images), label.to(labels)
     return client.with_examples(images, labels)
 
 
@@ -268,7 +273,7 @@ def _as_sent(tensor: Tensor, grid: torch.dtype | None, like: Tensor) -> Tensor:
 
 
 def _each_without(client: ClientClaim) -> Iterator[ClientClaim | None]:
-    """Return the client without each of its records, in the same batches; None where nothing can be left out."""
+    """Return the client without each of its records and all copies of it, in the same batches; None without a rest."""
     count = len(client.labels)
     if count == 1 or count * max(1, client.steps) > MOST_REPLAYS:
         yield from [None] * count
@@ -277,6 +282,8 @@ def _each_without(client: ClientClaim) -> Iterator[ClientClaim | None]:
     # The rows of each local step: recorded, or drawn as the replay draws them.
     drawn = [rows[batch.rows].tolist() for batch in client.batches()] if client.order is None else client.order
     for row in range(count):
-        batches = tuple(tuple(i - (i > row) for i in batch if i != row) for batch in drawn)
-        reduced = client.with_examples(client.images[rows != row], client.labels[rows != row])
+        kept = rows[~client.copies(row)].tolist()
+        place = {row: i for i, row in enumerate(kept)}
+        batches = tuple(tuple(place[i] for i in batch if i in place) for batch in drawn)
+        reduced = client.with_examples(client.images[kept], client.labels[kept])
         yield replace(reduced, order=batches) if all(batches) else None

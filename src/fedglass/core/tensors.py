@@ -140,10 +140,11 @@ def moved_statistics(before: Params, after: Params) -> list[str]:
     return [name for name in names if not _unmoved(before[name], after[name])]
 
 
-def moved_others(before: Params, after: Params) -> list[str]:
+def moved_others(before: Params, after: Params, *, averaged: bool = False) -> list[str]:
     """The names of buffers that are not what they were and no running statistics: a network's own, of any content.
 
-    A counter is one number: what has the name of one and holds many counts nothing.
+    A counter is one number: what has the name of one and holds many counts nothing. Only a mean over clients may differ
+    by rounding: in the last digits there is room for a picture.
 
     >>> moved_others({"norm.running_mean": torch.zeros(2), "seen": torch.zeros(2)}, {"seen": torch.ones(2)})
     ['seen']
@@ -152,15 +153,16 @@ def moved_others(before: Params, after: Params) -> list[str]:
     """
     kinds = {name: name.rpartition(".")[2] for name in before if name in after}
     further = [n for n, kind in kinds.items() if kind not in RUNNING or (kind == COUNTER and after[n].dim() > 0)]
-    return [name for name in further if not _unmoved(before[name], after[name])]
+    return [name for name in further if not _unmoved(before[name], after[name], averaged=averaged)]
 
 
-def _unmoved(before: Tensor, after: Tensor) -> bool:
-    """Return whether they are equal up to storage in half precision or an average over clients."""
+def _unmoved(before: Tensor, after: Tensor, *, averaged: bool = True) -> bool:
+    """Return whether they are equal up to storage in half precision or, if they are `averaged`, a mean over clients."""
     if torch.equal(before, after) or not before.is_floating_point():
         return torch.equal(before, after)
     rounded = (before.half().float(), before.bfloat16().float())
-    return torch.allclose(after, before, rtol=1e-5, atol=1e-8) or any(torch.equal(after, copy) for copy in rounded)
+    alike = averaged and torch.allclose(after, before, rtol=1e-5, atol=0.0)
+    return alike or any(torch.equal(after, copy) for copy in rounded)
 
 
 # Order statistics of large tensors.

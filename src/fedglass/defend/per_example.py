@@ -30,6 +30,8 @@ from fedglass.fl.local import GradientFn, MeanGradient, Step
 from fedglass.fl.release import Outgoing, Release
 
 T = TypeVar("T", bound=Release)
+MIXED = 1e-3
+"""Relative difference beyond which an output is another one in a larger batch: rounding makes less."""
 CHUNK_ENTRIES = 2**25
 """How many gradient entries are held at once: 128 MiB in single precision."""
 
@@ -85,7 +87,7 @@ def example_gradients(step: Step, only: Sequence[int] | None = None) -> Iterator
     `only` selects parameters by position; without it the loss is differentiated by all of them, and the gradients of
     canaries follow those of the examples.
     """
-    refuse_batch_statistics(step)
+    refuse_mixed_examples(step)
     chosen = list(range(len(step.weights))) if only is None else list(only)
     entries = sum(step.weights[i].numel() for i in chosen)
     size = max(1, CHUNK_ENTRIES // max(1, entries))
@@ -108,13 +110,22 @@ def _chunk(step: Step, chosen: Sequence[int], inputs: Tensor, targets: Tensor) -
     return list(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(at, inputs, targets))
 
 
-def refuse_batch_statistics(step: Step) -> None:
-    """Refuse a batch whose examples are mixed by BatchNorm, since then no example has a gradient of its own."""
+def refuse_mixed_examples(step: Step) -> None:
+    """Refuse a network that mixes the examples of a batch: none of them has a gradient of its own then."""
+    if len(step.inputs) < 2:
+        return
     normalisations = [m for m in step.network._module.modules() if isinstance(m, _BatchNorm)]
-    if len(step.inputs) > 1 and any(m.training or m.running_mean is None for m in normalisations):
+    if any(m.training or m.running_mean is None for m in normalisations):
         raise ModelError(
             "The network normalises with the statistics of the batch, so an example has no gradient of its own, which "
             "this defence needs: set training.batch_norm to frozen, or choose a network without BatchNorm."
+        )
+    with torch.no_grad():
+        alone, among = (step.network(step.weights, step.inputs[:count])[:1] for count in (1, 2))
+    if not torch.allclose(alone, among, MIXED, MIXED * float(alone.abs().max()), equal_nan=True):
+        raise ModelError(
+            "What the network makes of an example depends on the rest of its batch, so an example has no gradient of "
+            "its own, which this defence needs: choose a network that treats every example separately."
         )
 
 

@@ -32,7 +32,7 @@ from fedglass.defend.per_example import (
     check_positive,
     check_share,
     example_gradients,
-    refuse_batch_statistics,
+    refuse_mixed_examples,
     register_gradient_forms,
 )
 from fedglass.fl.local import MeanGradient, Step
@@ -240,7 +240,7 @@ class SoteriaReleased(_Pruning):
 
 def representation(step: Step) -> tuple[Tensor, Tensor]:
     """Return the input r of the last dense layer, and ||dr_i/dX|| for each of its entries.  # (b, features) both"""
-    refuse_batch_statistics(step)
+    refuse_mixed_examples(step)
     with torch.enable_grad():
         inputs = step.inputs.detach().requires_grad_()
         _, features = step.network.features([w.detach() for w in step.weights], inputs)

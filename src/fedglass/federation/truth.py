@@ -90,7 +90,7 @@ class Truths:
 
     @cached_property
     def _image_hashes(self) -> dict[str, set[bytes]]:
-        return {name: _image_hashes(data.images) for name, data in self.examples.items()}
+        return {name: set(picture_hashes(data.images)) for name, data in self.examples.items()}
 
     def of(self, client: str, index: int) -> Examples:
         """Return the examples that a client trained on in a round; raise an error if they were not stored."""
@@ -132,7 +132,7 @@ class Truths:
         return load_truths(Path(directory))
 
 
-def _image_hashes(images: Tensor) -> set[bytes]:
+def picture_hashes(images: Tensor) -> list[bytes]:
     """Return a hash of each image at eight bits, as picture files have: differences in rounding do not count."""
     pixels = (images.detach().cpu() * 255).round().to(torch.uint8)
-    return {hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in pixels}
+    return [hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in pixels]

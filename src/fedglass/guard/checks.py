@@ -24,10 +24,12 @@ from fedglass.attack.best_of import AnyAttack
 from fedglass.attack.exact.exact import ExactAttack, cost_of
 from fedglass.attack.labels.given import OracleLabels
 from fedglass.audit.assessment import Assessment, assess
+from fedglass.audit.certificate import declared_bound
 from fedglass.audit.play import OutOfTime
 from fedglass.audit.probes import isolate, iterations_of, oracle_facts, play_game
 from fedglass.audit.scoring import likeness
 from fedglass.audit.target import Target
+from fedglass.bounds.success import gdp_success
 from fedglass.checks.claim import Claim
 from fedglass.checks.noise import replayed, residual_of, tensors_with_less_noise
 from fedglass.checks.replay import exact_replay, has_fixed_order, too_long
@@ -49,14 +51,16 @@ from fedglass.guard.received import ReceivedRequest
 from fedglass.guard.report import CheckResult, Clock, Level, Reason
 from fedglass.recipes import recipe
 from fedglass.recipes.exact import METHODS
+from fedglass.verdict.doubts import Doubt
 from fedglass.verdict.gate import Gate
 from fedglass.verdict.images import ImageScores
+from fedglass.verdict.records import BASE_RATE
 
 METRICS = ("psnr", "ssim")
 EXACT = tuple(sorted((name for name in METHODS if name != "peeling"), key=cost_of))
 """The exact methods, the cheapest first. Peeling may take minutes on wide layers. Division, SPEAR and the last layer
 read most of what it reads."""
-EXACT_SECONDS = 1.0
+EXACT_SECONDS = 4.0
 """CPU time of all exact methods together. The one that uses it up comes to its end."""
 FIRST = 1 / 8
 """Share of its iterations in the first run of a search: what leaks most is recovered at once."""
@@ -180,7 +184,7 @@ def _build_message(request: CheckRequest, result: CheckResult, clock: Clock) -> 
 def _check_searches(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
     """Run every search from several starts, until one shows an image, none is near to any, or time is over.
 
-    Under verified noise a first run of each search suffices.
+    Under verified noise that bounds any adversary as the gate demands, a first run of each search suffices.
     """
     attacks = searches_for(request.out) if request.attacks is None else request.attacks
     if not attacks:
@@ -203,10 +207,16 @@ def _check_searches(request: CheckRequest, result: CheckResult, clock: Clock) ->
             if tells and is_far(assessment, target, AHEAD if start else BEHIND):
                 far.add(name)
     # A run of an eighth of the iterations shows what leaks. That nothing does takes a full one, or images far off.
-    if best is None or not (best.shown or best.starts or len(far) == len(attacks) or request.protected.noisy):
+    if best is None or not (best.shown or best.starts or len(far) == len(attacks) or _is_hidden(request)):
         raise OutOfTime
     oracle = any(oracle_facts(attack) for attack in attacks.values())
     return replace(best, reasons=(Reason.RECOVERED,) if best.shown else (), oracle=oracle)
+
+
+def _is_hidden(request: CheckRequest) -> bool:
+    """Return whether the declared clipping and noise bound any adversary as the gate demands."""
+    bound = declared_bound(request.claim, 1)
+    return not isinstance(bound, Doubt) and gdp_success(BASE_RATE, max(bound.mu)) <= request.gate.max_success
 
 
 def _check_game(request: CheckRequest, result: CheckResult, clock: Clock) -> CheckResult:
@@ -266,7 +276,7 @@ def _std(claim: Claim, protected: Protected) -> float | None:
     linear = isinstance(training.optimiser, SGD) and not training.optimiser.nesterov and training.clip is None
     if client.steps > 1 or not linear or protected.clip is not None:
         return None
-    return training.lr * dpsgd.noise_multiplier * dpsgd.clip / len(client.labels)
+    return training.lr * dpsgd.noise_multiplier * dpsgd.clip / dpsgd.divisor(len(client.labels))
 
 
 def candidates_for(out: Outbound, seed: int) -> Examples:

@@ -34,6 +34,7 @@ from fedglass.recordings.saved_transcripts import defence_text
 from fedglass.recordings.selection import (
     Selection,
     attendance_by_round,
+    certified_rounds,
     contradictions_by_client,
     extra_payload,
     recorder_statements,
@@ -92,10 +93,10 @@ def recorded_bundle(table: BundleTable, adversary: AdversaryTable, folder: Path,
         name,
         public_of(adversary, shape, folder),
         protections,
-        contradictions_by_client(selection, model),
+        contradictions_by_client(selection, reader, protections),
         ParticipantsByRound(clients, attendance_by_round(selection)),
         unaudited_clients=unaudited_clients(selection),
-        extra_payload=extra_payload(selection, model),
+        extra_payload=extra_payload(selection, model, certified_rounds(selection, protections)),
         recorder_caveats=recorder_statements(selection, RESERVATIONS),
         epsilons=recorded_epsilons(bundle),
         unaudited_updates=unaudited_updates(reader, selection),
@@ -177,10 +178,10 @@ def _defences(
         if not isinstance(table.defended, list):
             return texts, {}
         return texts, dict.fromkeys(clients, defences_of(table.defended))
-    declared = [
+    declared = [  # in all rounds: a certificate also covers those that are not audited
         (client, bundle.defences_of(client, index))
-        for index in selection.rounds
-        for client in selection.aggregated_clients(index) or clients
+        for index in bundle.rounds
+        for client in selection.aggregated_clients(index) or (clients if index in selection.rounds else ())
     ]
     parts_by_client = {client: parts for client, parts in declared if parts is not None}
     if any(parts is None for _, parts in declared):

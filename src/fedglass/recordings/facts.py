@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
 from fedglass.core.errors import DataError, UsageError
+from fedglass.core.text import some
 
 Source = Literal["read", "measured", "declared"]
 """Read off the running code or the message, measured from tensors, or declared by a user; the first counts most."""
@@ -268,7 +269,7 @@ def size_of_extra(value: Any) -> Any:
 
 
 def large_metrics(metrics: Mapping[str, Any], sizes: Any = None) -> list[str]:
-    """Return the names of metrics that are more than a figure or a few words.
+    """Return the names of metrics that are more than a figure or a few words, each or all together.
 
     Args:
         sizes: The sizes that a recorder stored, as a file has them; None in bundles of earlier versions.
@@ -278,7 +279,10 @@ def large_metrics(metrics: Mapping[str, Any], sizes: Any = None) -> list[str]:
     """
     if not (_are_sizes(sizes) and set(sizes) == set(metrics)):
         sizes = {name: metric_size(value) for name, value in metrics.items()}
-    return [n for n, (count, length) in sizes.items() if count >= MANY_NUMBERS or length >= MANY_CHARACTERS]
+    large = [n for n, (count, length) in sizes.items() if count >= MANY_NUMBERS or length >= MANY_CHARACTERS]
+    numbers, characters = (sum(column) for column in zip(*sizes.values(), strict=True)) if sizes else (0, 0)
+    # A picture may be sent a pixel at a time.
+    return large or [some(list(sizes))] * (numbers >= MANY_NUMBERS or characters >= MANY_CHARACTERS)
 
 
 def _are_sizes(value: Any) -> bool:

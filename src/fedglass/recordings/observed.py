@@ -6,7 +6,8 @@ Each check is one-sided: a message that passes may still have been made otherwis
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from fedglass.core.tensors import COUNTER, RUNNING, counted_batches
 from fedglass.core.text import some
-from fedglass.core.thresholds import CLIP_SLACK_RECORDED, largest_norm, least_noise
+from fedglass.core.thresholds import CLIP_SLACK_RECORDED, NOISE_LEVEL, largest_norm, least_noise
 from fedglass.recordings.facts import SOURCES, FactSheet, Source, overlay, preferred
-from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter
+from fedglass.recordings.privacy import draws_poisson, filter_problems, local_dp_std, same_filter, sample_rate
 from fedglass.recordings.reader import Bundle, files_of
 
 State = Mapping[str, Tensor]
@@ -89,7 +90,7 @@ def contradictions_of(bundle: Bundle, index: int, names: Mapping[str, str] | Non
         texts = list(_in_facts(facts))
         if update is not None:
             defences = bundle.defences_of(message.client, index) or []
-            texts += _in_defences(update, defences)
+            texts += (*_in_defences(update, defences), *_in_samples(facts, defences))
             contradictions += [
                 Contradiction(index, message.client, text, statistics_only=True)
                 for text in _in_statistics(update, defences)
@@ -119,6 +120,16 @@ def _in_facts(facts: FactSheet) -> Iterator[str]:
     sizes, steps = preferred(facts, "batch_sizes"), preferred(facts, "steps")
     if sizes is not None and steps is not None and len(sizes) != steps:
         yield f"{len(sizes)} batch sizes are recorded, but {steps} local step(s)"
+
+
+def _in_samples(facts: FactSheet, defences: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare the sizes of batches with those of declared Poisson samples, which vary."""
+    rate, sizes = sample_rate(defences), preferred(facts, "batch_sizes", ())
+    if rate is not None and len(set(sizes)) == 1:
+        # The likeliest size of a Poisson sample has about this chance, each time anew.
+        chance = (2 * math.pi * max(1.0, sizes[0] * (1 - rate))) ** -0.5
+        if chance ** (len(sizes) - 1) < NOISE_LEVEL:
+            yield f"Poisson samples are declared, but all {len(sizes)} batches have {sizes[0]} example(s)"
 
 
 def _is_explained(name: str, values: Mapping[Source, Any], facts: FactSheet) -> bool:
@@ -165,9 +176,13 @@ def _in_defences(update: State, defences: list[dict[str, Any]]) -> Iterator[str]
     weights = {name: tensor for name, tensor in update.items() if _last(name) not in RUNNING}
     clip, std = _clip_and_noise(defences)
     if clip is not None and weights:
-        yield from _in_clipping(weights, clip, std)
-    # Tensors with entries smaller than the noise cannot have it, whatever the data are.
-    quiet = [name for name, tensor in weights.items() if std and _is_quiet(tensor, std)]
+        yield from beyond_clipping(weights, clip, std)
+    yield from without_noise(weights, std)
+
+
+def without_noise(update: State, std: float) -> Iterator[str]:
+    """Name tensors with entries smaller than the declared noise: they cannot have it, whatever the data are."""
+    quiet = [name for name, tensor in update.items() if std and _is_quiet(tensor, std)]
     if quiet:
         yield f"noise of standard deviation {std:g} is declared, but {len(quiet)} tensor(s) hold less ({some(quiet)})"
 
@@ -194,7 +209,7 @@ def _in_statistics(update: State, defences: list[dict[str, Any]]) -> Iterator[st
         yield f"running statistics leave outside the clipping to {clip:g} ({some(longer)})"
 
 
-def _in_clipping(update: State, clip: float, std: float) -> Iterator[str]:
+def beyond_clipping(update: State, clip: float, std: float) -> Iterator[str]:
     """Check |u| <= C, and name scalars outside of it: a clipping that works on arrays may pass over them."""
     longest = largest_norm(clip, CLIP_SLACK_RECORDED, std, sum(tensor.numel() for tensor in update.values()))
     if _norm(update) <= longest:

@@ -182,6 +182,12 @@ def draws_poisson(defences: Sequence[Mapping[str, Any]] | None) -> bool:
     return any(part["name"] == "dpsgd_poisson" for part in defences or ())
 
 
+def sample_rate(defences: Sequence[Mapping[str, Any]] | None) -> float | None:
+    """Return the chance of an example to be in a Poisson sample, below 1; None without such samples."""
+    rates = ((part.get("options") or {}).get("sample_rate") for part in defences or () if draws_poisson([part]))
+    return next((rate for rate in map(_number, rates) if rate is not None and rate < 1), None)
+
+
 def same_filter(name: str, declared: Sequence[str]) -> bool:
     """Return whether a filter that a message passed is among the declared defences, by either name."""
     return name in declared or NAMES.get(name) in declared

@@ -7,8 +7,10 @@ noise that hides them may be in another update. All are by round and client.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,10 +20,15 @@ import torch
 from torch import nn
 
 from fedglass.core.errors import FedglassError, UsageError
-from fedglass.core.tensors import Params
+from fedglass.core.tensors import Params, moved_others, moved_statistics
+from fedglass.core.text import some
+from fedglass.core.types import Training
+from fedglass.defend.dpsgd import DPSGD
+from fedglass.defend.noise_model import NoiseModel, noise_model
+from fedglass.fl.release import Protection
 from fedglass.recordings.facts import EXTRA_ARRAYS, INCOMPLETE, METRIC_SIZES, large_metrics, preferred
 from fedglass.recordings.format import FileRef
-from fedglass.recordings.observed import contradictions_of
+from fedglass.recordings.observed import beyond_clipping, contradictions_of, without_noise
 from fedglass.recordings.reader import Bundle, aggregated_clients, present_clients
 from fedglass.recordings.transcript import TranscriptReader
 
@@ -32,6 +39,8 @@ MOST_MESSAGES = 100_000
 TextsByClient = dict[tuple[int, str], tuple[str, ...]]
 """By round and client; the key of the round itself has no client's name."""
 UNIDENTIFIED = "an unidentified client (recording incomplete)"
+TINY = 1e-30
+"""A learning rate at which noise inside local steps is none."""
 MOST_STATEMENTS, MOST_LETTERS = 20, 300
 """How many statements of a recorder a report repeats, and how many characters of each."""
 
@@ -65,6 +74,11 @@ class Selection:
     def audited_clients(self, index: int) -> tuple[str, ...]:
         """Return the clients that are audited in a round."""
         return self.aggregated_clients(index) if self.view == "aggregate" else self.clients_with_updates(index)
+
+    def defended_clients(self, index: int) -> set[tuple[str, str]]:
+        """Return the clients that are audited in a round, each with its declared defences."""
+        facts = ((name, self.bundle.facts_of(name, index)) for name in self.audited_clients(index))
+        return {(name, json.dumps(preferred(sheet, "defences"), sort_keys=True)) for name, sheet in facts}
 
     def respondents(self, index: int) -> tuple[str, ...]:
         """Return the clients that revealed something in a round: a server also sees updates that its rule rejects."""
@@ -153,14 +167,15 @@ def _reason_to_skip(selection: Selection, index: int) -> str:
 
 
 def _rounds_with_every_client(usable: Selection) -> list[int]:
-    """Return the first and the last round, and for clients in neither of them the first round that they are in.
+    """Return the first and the last round, and the first round of clients with other defences than in these.
 
-    A client that no audit covers may leak, whatever the messages of the others show.
+    A client that no audit covers may leak, whatever the messages of the others show, and so may a client without the
+    defences that it has in other rounds.
     """
     first, last = usable.rounds[0], usable.rounds[-1]
-    indices, covered = {first, last}, {*usable.audited_clients(first), *usable.audited_clients(last)}
+    indices, covered = {first, last}, usable.defended_clients(first) | usable.defended_clients(last)
     for index in usable.rounds:
-        new = set(usable.audited_clients(index)) - covered
+        new = usable.defended_clients(index) - covered
         if new:
             indices.add(index)
             covered |= new
@@ -204,18 +219,69 @@ def unaudited_clients(selection: Selection) -> tuple[str, ...]:
     return (*selection.unaudited, *((UNIDENTIFIED,) if preferred(selection.bundle.facts, INCOMPLETE) else ()))
 
 
-def contradictions_by_client(selection: Selection, model: nn.Module) -> TextsByClient:
-    """Return the contradictions between the recorded facts and the messages."""
+def certified_rounds(selection: Selection, protections: Mapping[str, Protection]) -> tuple[int, ...]:
+    """Return the audited rounds and, where a certificate is possible, all others, which it covers as well."""
+    if not protections:
+        return selection.rounds
+    return tuple(i for i in selection.bundle.rounds if i in selection.rounds or not _reason_to_skip(selection, i))
+
+
+def contradictions_by_client(
+    selection: Selection, reader: TranscriptReader, protections: Mapping[str, Protection]
+) -> TextsByClient:
+    """Return the contradictions between the recorded facts and the messages that are audited or certified.
+
+    `protections` are the named defences, by client. A round that is not audited is only known to be clipped and to hold
+    their noise.
+    """
     bundle = selection.bundle
-    contradictions: TextsByClient = {}
-    for index in selection.rounds:
+    contradictions = defaultdict[tuple[int, str], list[str]](list)
+    for index in certified_rounds(selection, protections):
         round_ = bundle.rounds[index]
         sent = round_.sent or next(message.sent for message in round_.messages if message.sent is not None)
-        for finding in contradictions_of(bundle, index, bundle.names(sent, model).model):
+        for finding in contradictions_of(bundle, index, bundle.names(sent, reader.model).model):
             if not finding.statistics_only:
-                key = (finding.round, finding.client)
-                contradictions[key] = (*contradictions.get(key, ()), finding.text)
-    return contradictions
+                contradictions[finding.round, finding.client].append(finding.text)
+        if index not in selection.rounds:
+            for client, text in _unprotected(selection, reader, index, protections):
+                contradictions[index, client].append(text)
+    return {key: tuple(dict.fromkeys(texts)) for key, texts in contradictions.items()}
+
+
+def _unprotected(
+    selection: Selection, reader: TranscriptReader, index: int, protections: Mapping[str, Protection]
+) -> Iterator[tuple[str, str]]:
+    """Yield the clients of a round whose messages hold less than their noise, were not clipped, or cannot be read.
+
+    Buffers that moved have no noise either.
+    """
+    try:
+        round_ = reader.round(index, selection.clients_with_updates(index))
+    except FedglassError as error:
+        yield "", str(error).rstrip(".")
+        return
+    people = {p.name: p for p in round_.participants}
+    messages = [(m.client, m.update, (m.start or round_).buffers, m.buffers) for m in round_.messages]
+    if selection.view == "aggregate":
+        messages = [("", round_.step, round_.buffers, round_.buffers_after)]
+    for client, update, *buffers in messages:
+        behind = [people[name] for name in ([client] if client else round_.accepted)]
+        moved = [*moved_statistics(*buffers), *moved_others(*buffers, averaged=not client)]
+        if moved:
+            yield client, f"{some(moved)} left with the update, and no noise covers it"
+        total, square, norms = sum(p.weight or p.examples for p in behind), 0.0, list[float]()
+        for p in behind:
+            # The noise of a release does not depend on the training; that of unknown local steps is not known.
+            model = noise_model(protections.get(p.name, Protection()), p.training or Training(lr=TINY), p.examples)
+            if not isinstance(model, NoiseModel) or not model.testable:
+                continue
+            square += ((p.weight or p.examples) / total * model.std) ** 2
+            if model.per_round is not None and not isinstance(model.plain.gradient, DPSGD):
+                norms.append(model.per_round * model.std)
+        kept = {name: tensor for name, tensor in update.items() if not all(name in p.untrained for p in behind)}
+        yield from ((client, text) for text in without_noise(kept, math.sqrt(square)))
+        if kept and len(norms) == len(behind):
+            yield from ((client, text) for text in beyond_clipping(kept, max(norms), math.sqrt(square)))
 
 
 def recorder_statements(selection: Selection, fact: str) -> TextsByClient:
@@ -230,13 +296,13 @@ def recorder_statements(selection: Selection, fact: str) -> TextsByClient:
     return statements
 
 
-def extra_payload(selection: Selection, model: nn.Module) -> TextsByClient:
-    """Return the names of what left with the selected messages and no attack reads."""
+def extra_payload(selection: Selection, model: nn.Module, rounds: tuple[int, ...]) -> TextsByClient:
+    """Return the names of what left with the messages of these rounds and no attack reads."""
     bundle = selection.bundle
     payload = defaultdict[tuple[int, str], list[str]](list)
-    for key, texts in recorder_statements(selection, EXTRA_ARRAYS).items():
+    for key, texts in recorder_statements(replace(selection, rounds=rounds), EXTRA_ARRAYS).items():
         payload[key] += texts
-    for index in selection.rounds:
+    for index in rounds:
         round_ = bundle.rounds[index]
         for message in round_.messages:
             key = (index, message.client)

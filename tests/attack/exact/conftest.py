@@ -34,9 +34,9 @@ class Plain:
         channels = images.shape[1]
         whitening = Whitening((0.5,) * channels, (0.25,) * channels)
         trained, optimiser = copy.deepcopy(model), training.optimiser
-        assert isinstance(optimiser, SGD)
-        options: dict[str, Any] = {"momentum": optimiser.momentum, "weight_decay": optimiser.weight_decay}
-        steps = torch.optim.SGD(trained.parameters(), training.lr, **options)
+        options: dict[str, Any] = {"weight_decay": optimiser.weight_decay}
+        options |= {"momentum": optimiser.momentum} if isinstance(optimiser, SGD) else {}
+        steps = getattr(torch.optim, type(optimiser).__name__)(trained.parameters(), training.lr, **options)
         for _ in range(training.epochs):
             steps.zero_grad()
             F.cross_entropy(trained(whitening.whiten(images)), labels).backward()  # type: ignore[no-untyped-call]

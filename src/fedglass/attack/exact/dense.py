@@ -71,13 +71,16 @@ class DenseUpdate:
 
 @once
 def first_dense(observation: Observation) -> DenseUpdate | str:
+    """Return the update of the dense layer that takes the whitened pixels, or the reason why it is no gradient."""
+    return not_a_gradient(observation) or dense_update_at_pixels(observation)
+
+
+@once
+def dense_update_at_pixels(observation: Observation) -> DenseUpdate | str:
     """Return the update of the dense layer that takes the whitened pixels, or the reason why there is none.
 
     The network is run on noise: wrappers such as nn.Flatten or a reshape in `forward` do not matter.
     """
-    refusal = not_a_gradient(observation)
-    if refusal:
-        return refusal
     pixels, layers = math.prod(observation.knows.shape), observation.model.modules()
     if not any(isinstance(layer, nn.Linear) and layer.in_features == pixels for layer in layers):
         return NO_PIXEL_LAYER
