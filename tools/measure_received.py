@@ -157,6 +157,7 @@ class Received:
     """One batch, from which the server is to read."""
     own: Tensor
     """The inputs of the examples that the client checks with."""
+    own_labels: Tensor
     round: int
 
 
@@ -187,9 +188,8 @@ def honest(index: int, run: Run, folder: Path) -> tuple[list[Received], PublicSa
     for number in range(max(ROUNDS) + 1):
         if number in ROUNDS:
             last, sent = memory.get(number - run.gap, (None, None))
-            received.append(
-                Received(copy.deepcopy(model), last, sent, inputs[batch], data.labels[batch], inputs[own], number)
-            )
+            network, examples = copy.deepcopy(model), (inputs[batch], data.labels[batch], inputs[own], data.labels[own])
+            received.append(Received(network, last, sent, *examples, number))
         before = state_of(model)
         after = [
             state_of(trained(model, inputs[rows], data.labels[rows], run, index * 1000 + number * 10 + c))

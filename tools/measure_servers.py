@@ -92,7 +92,8 @@ def federations(folder: Path) -> Iterator[dict[str, Any]]:
         last, sent = State(), State()
         for turn in range(max(ROUNDS) + 1):
             rows = parts[0][:32]
-            got = Received(copy.deepcopy(network), last, sent, inputs[rows], data.labels[rows], inputs[rows], turn)
+            own = inputs[rows], data.labels[rows]
+            got = Received(copy.deepcopy(network), last, sent, *own, *own, turn)
             variants = [("honest", network)] if turn in ROUNDS else []
             for kind, variant in itertools.product(("imprint", "trap", "fishing"), range(2)):
                 if turn in (1, 5):
