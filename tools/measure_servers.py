@@ -1,4 +1,4 @@
-"""Measures two signs of the check of received models: unexplained change under several servers, lone units by layer.
+"""Measures the check of received models under several servers, and with trap weights in a part of a dense layer.
 
 `python tools/measure_servers.py FOLDER [DATA]` plays federations on the npz files of DATA and on the embedded photos,
 writes a line of JSON for each model into FOLDER, and prints the counts of docs/received-models.md. It takes 3 minutes
@@ -32,9 +32,9 @@ from torch import nn
 
 from fedglass.attack.malicious_server import PublicSample, TrapWeights, front_layers
 from fedglass.core.rng import stream
-from fedglass.core.thresholds import LONE_UNITS, UNEXPLAINED_CHANGE
-from fedglass.guard.received import predicts, signs, unexplained_change
-from fedglass.guard.report import GuardMemory
+from fedglass.core.thresholds import RARE_UNITS, UNEXPLAINED_CHANGE
+from fedglass.guard.received import ReceivedRequest
+from fedglass.guard.report import GuardMemory, ReceivedReport
 
 NETWORKS = (
     ("mnist_10k", "lenet5"),
@@ -99,10 +99,10 @@ def federations(folder: Path) -> Iterator[dict[str, Any]]:
                 if turn in (1, 5):
                     variants.append((kind, crafted(kind, got, public, stream(index, kind, turn, variant))[0]))
             for kind, received in variants:
-                state = state_of(received)
-                figure = None if set(state) != set(last) else unexplained_change(state, last, sent)
+                found = checked(received, GuardMemory(accepted=last, moved=sent), *own)
+                figure = None if set(state_of(received)) != set(last) else found.figures.unexplained_change
                 where = {"data": name, "model": model, "server": server, "sizes": sizes, "round": turn}
-                yield {**where, "kind": kind, "figure": figure}
+                yield {**where, "kind": kind, "figure": figure, "reasons": reasons_of(found)}
             before = state_of(network)
             seeds = (index * 1000 + turn * 10 + client for client in range(3))
             after = [
@@ -123,18 +123,24 @@ def dense_networks(folder: Path) -> Iterator[dict[str, Any]]:
         public = PublicSample(data.images[order[2400:2900]], data.whitening)
         network = fresh(run, tuple(data.images.shape[1:]), data.classes, index)
         for epoch in range(21):
-            for size, part in itertools.product((8, 16, 64, 256), (own, rows)):
-                if epoch in (0, 1, 3, 5, 10, 20):
-                    found = signs(state_of(network), GuardMemory(), network, inputs[part[:size]])
-                    yield {"kind": "dense", "figure": found.lone_first_units, "all": found.lone_units}
+            models = [("dense", network, part) for part in (own, rows)] if epoch in (0, 1, 3, 5, 10, 20) else []
             for share in (0.1, 0.25, 0.5, 0.75):
                 if epoch in (0, 5, 20):
-                    received = trapped(network, public, inputs[own[:1]], share, index)
-                    state, some = state_of(received), own[:64]
-                    found = signs(state, GuardMemory(), received, inputs[some])
-                    read = predicts(received, state, inputs[some], data.labels[some])
-                    yield {"kind": f"dense trap {share}", "figure": found.lone_first_units, "predicts": read}
+                    models.append((f"dense trap {share}", trapped(network, public, inputs[own[:1]], share, index), own))
+            for (kind, received, part), size in itertools.product(models, (8, 16, 64, 256)):
+                found = checked(received, GuardMemory(), inputs[part[:size]], data.labels[part[:size]])
+                lone = found.figures.lone_first_units
+                where = {"kind": f"{kind}, {size} examples", "data": name, "model": model, "epoch": epoch, "lone": lone}
+                yield {**where, "figure": found.figures.rare_units, "reasons": reasons_of(found)}
             network = trained(network, inputs[rows], data.labels[rows], run, index * 100 + epoch)
+
+
+def checked(received: nn.Module, memory: GuardMemory, inputs: torch.Tensor, labels: torch.Tensor) -> ReceivedReport:
+    return ReceivedRequest(state_of(received), "block", memory, received, inputs, labels).report()
+
+
+def reasons_of(report: ReceivedReport) -> list[str]:
+    return [reason.value for reason in report.reasons]
 
 
 def trapped(network: nn.Module, public: PublicSample, inputs: torch.Tensor, share: float, seed: int) -> nn.Module:
@@ -153,14 +159,17 @@ def trapped(network: nn.Module, public: PublicSample, inputs: torch.Tensor, shar
 
 
 def counts_of(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield for each kind the number of models, of those beyond the limit, and the largest figure."""
+    """Yield for each kind the number of models, of those beyond the limit and refused, and the largest figure."""
     for kind in dict.fromkeys(line["kind"] for line in lines):
-        mine = [line for line in lines if line["kind"] == kind and line["figure"] is not None]
-        limit = LONE_UNITS if kind.startswith("dense") else UNEXPLAINED_CHANGE
-        beyond = [line for line in mine if line["figure"] > limit]
-        excused = sum(line.get("predicts", False) for line in beyond)
-        largest = max(line["figure"] for line in mine)
-        yield f"{kind}: {len(beyond)} of {len(mine)} beyond {limit:g} ({excused} predict), largest {largest:.3g}"
+        mine = [line for line in lines if line["kind"] == kind]
+        figures = [line["figure"] for line in mine if line["figure"] is not None]
+        limit = RARE_UNITS if kind.startswith("dense") else UNEXPLAINED_CHANGE
+        beyond, reasons = sum(figure > limit for figure in figures), [set(line["reasons"]) for line in mine]
+        named = {reason: sum(reason in r for r in reasons) for reason in sorted(set().union(*reasons))}
+        yield (
+            f"{kind}: {beyond} of {len(figures)} beyond {limit:g}, largest {max(figures):.3g}; "
+            f"{sum(map(bool, reasons))} of {len(mine)} refused, for {named}"
+        )
 
 
 def main(folder: Path, data: Path) -> None:

@@ -133,6 +133,10 @@ with as much noise as rows 0.57."""
 LONE_UNITS = 0.1
 """Share of units that fire for one example alone, beyond that under other weights. Measured: honest 0.10, traps in all
 rows 0.16 and more, but for one."""
+RARE_UNITS = 0.06
+"""Share of a first dense layer's units that fire rarely, beyond that under other weights."""
+TOLD_APART = 0.2
+"""Share of the own examples that parallel units of a layer must tell from all others."""
 CLASS_ROW = 4.0
 """How many times longer than the median row the longest row of the last layer may be. Measured: 1.5, fishing 6.8."""
 CLASS_BIAS = 2.0

@@ -169,6 +169,8 @@ class Guard:
                     change, noisy = report.examined.change, self.protected.noisy
                     message = built(before, change, noisy=noisy, as_update=update is not None)
                     report = replace(report, message=message)
+                elif report.sound:  # never the app's own arrays without a reason against them
+                    report = replace(report, reasons=(Reason.FAULT,))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 # it fails closed, also where the app's code ends the process
@@ -240,14 +242,16 @@ class Guard:
         model: nn.Module | None = None,
         inputs: Tensor | None = None,
         labels: Tensor | None = None,
+        preliminary: bool = False,
     ) -> ReceivedReport:
         """Check a model that came, before it is trained; never raises but an interrupt. See `fedglass.guard.received`.
 
         With a network and inputs it runs the network, in a process that is killed when the time is over.
+        `preliminary` says that `check_watched` follows, which has both, and decides on parallel rows in later rounds.
         """
         if not self.distrust_server:
             return ReceivedReport(self.policy)
-        request = ReceivedRequest(received, self.policy, self.memory, model, inputs, labels)
+        request = ReceivedRequest(received, self.policy, self.memory, model, inputs, labels, preliminary)
         if not request.runs_model:
             return self._logged(request.report())
         try:

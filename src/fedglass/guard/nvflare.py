@@ -166,7 +166,7 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
         if comes_in:
             self._begin(shareable, fl_ctx, client)
             task = _RECEIVED.get(client)
-            if not self.guard(client).check_received(task.arrays if task else {}).allowed:
+            if not self.guard(client).check_received(task.arrays if task else {}, preliminary=True).allowed:
                 _end(client)
                 raise GuardRefusal
             return shareable

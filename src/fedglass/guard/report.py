@@ -220,6 +220,8 @@ class ReceivedFigures:
     lone_units: float | None = None
     lone_first_units: float | None = None
     """The same of a dense layer without others in front of it."""
+    rare_units: float | None = None
+    """By how much more of that layer's units fire rarely."""
     class_row: float | None = None
     class_bias: float | None = None
     unexplained_change: float | None = None
