@@ -311,10 +311,10 @@ class Guard:
         static_reasons = static_checks(out)
         if static_reasons:
             return GuardReport(self.policy, static_reasons)
-        whole = out.without_unused()
+        whole = out.on_cpu().without_unused()
         out = whole.without_untrained()
         # One example that is repeated a hundred times is one.
-        different = len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
+        different = len({row.numpy().tobytes() for row in out.inputs.contiguous()})
         distinct_examples = different if distinct is None else min(different, distinct)
         report = GuardReport(self.policy, examples=distinct_examples, norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
@@ -329,7 +329,7 @@ class Guard:
         seed = self.seed + self.counts.checked
         received = ReceivedRequest(whole.before, self.policy, self.memory, whole.model, whole.inputs, whole.labels)
         request = CheckRequest(
-            out.on_cpu(),
+            out,
             self.protected,
             self.level,
             self.attacks,
@@ -337,7 +337,7 @@ class Guard:
             self.gate,
             seed,
             self.memory.draft,
-            received.on_cpu() if self.distrust_server else None,
+            received if self.distrust_server else None,
         )
         examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         if examined.received is not None:

@@ -147,7 +147,7 @@ def _statistics_that_leave(out: Outbound, protection: Protection) -> dict[str, T
     changes = {name: change for name, change in _replayed_statistics(out, protection).items() if name in out.after}
     for name, change in changes.items():
         if change.is_floating_point():
-            came, left = (params[name].detach().cpu().double() for params in (out.before, out.after))
+            came, left = (params[name].double() for params in (out.before, out.after))
             tolerance = REPLAY_ROUNDING * float(change.norm()) + REPLAY_FAINT * float(came.norm())
             if not float((left - came - change).norm()) <= tolerance:
                 return None

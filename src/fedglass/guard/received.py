@@ -107,7 +107,7 @@ class ReceivedRequest:
         Without the network and own inputs, what the layers do is not checked: names and tensors alone tell the rest.
         """
         try:
-            return _checked(self)
+            return _checked(self.on_cpu())
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 # it fails closed, also where a network ends the process
@@ -152,12 +152,10 @@ def predicts(model: nn.Module | None, state: State, inputs: Tensor | None, label
     """
     if model is None or inputs is None or labels is None or not is_class_labels(labels):
         return False
-    network = copy.deepcopy(model).cpu().float().eval()
-    with torch.no_grad():
-        outputs = functional_call(network, {n: _single(t) for n, t in state.items()}, (_single(inputs),), strict=False)
-    found, true, count = outputs.argmax(-1), labels.cpu(), len(labels)
-    shares = [classes.bincount(minlength=outputs.shape[-1]).double() / count for classes in (found, true)]
-    by_luck, right = float(shares[0] @ shares[1]), int((found == true).sum())  # were the labels shuffled
+    outputs, count = _outputs(copy.deepcopy(model).float().eval(), state, _single(inputs)), len(labels)
+    predicted = outputs.argmax(-1)
+    shares = [classes.bincount(minlength=outputs.shape[-1]).double() / count for classes in (predicted, labels)]
+    by_luck, right = float(shares[0] @ shares[1]), int((predicted == labels).sum())  # were the labels shuffled
     return right > 0 and by_luck < 1 and float(scipy.special.bdtrc(right - 1, count, by_luck)) < LUCK
 
 
@@ -196,10 +194,10 @@ def signs(
     if model is None or inputs is None or len(inputs) < LEAST_EXAMPLES:
         return replace(figures, parallel_rows=parallel_rows(received))
     inputs = _single(inputs[:MOST_EXAMPLES])
-    fires, front = firing_units(model, received, inputs), first_layer(model, received, inputs)
-    fresh = [firing_units(network, network.state_dict(), inputs) for network in _fresh(model)]
+    fires, front = firing_units(model, received, inputs)
+    fresh = [firing_units(network, network.state_dict(), inputs)[0] for network in _fresh(model)]
     known = last is not None and all(name in last and last[name].shape == t.shape for name, t in received.items())
-    earlier = [firing_units(model, last, inputs)] if last is not None and known else []
+    earlier = [firing_units(model, last, inputs)[0]] if last is not None and known else []
     lone = {name: lone_units(fires[name], [other[name] for other in (*fresh, *earlier)]) for name in fires}
     others = [torch.cat([other[front] for other in fresh], 1), *(e[front] for e in earlier)] if front in fires else []
     return replace(
@@ -217,7 +215,7 @@ def _shapes(state: State) -> Counter[tuple[int, ...]]:
 
 def dense_weights(state: State) -> dict[str, Tensor]:
     """Return the weights of dense layers, in the order of the message."""
-    return {name: tensor.detach().cpu().float() for name, tensor in state.items() if tensor.ndim == 2}
+    return {name: tensor.float() for name, tensor in state.items() if tensor.ndim == 2}
 
 
 def parallel_rows(state: State, fires: Mapping[str, Tensor] | None = None) -> float:
@@ -325,42 +323,45 @@ def _error(share: float, units: float) -> float:
     return math.sqrt(share * (1 - share) / max(units, 1.0))
 
 
-def first_layer(model: nn.Module, state: State, inputs: Tensor) -> str:
-    """Return the name of the layer with weights that runs first; empty where there is none."""
-    network, order = copy.deepcopy(model).cpu().float().eval(), list[str]()
-    for name, layer in network.named_modules():
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim > 1:  # those of normalisations keep the example
-            layer.register_forward_hook(lambda module, args, out, name=name: order.append(name))
-    with torch.no_grad():
-        functional_call(network, {name: _single(t) for name, t in state.items()}, (inputs[:2],), strict=False)
-    return order[0] if order else ""
-
-
 def _fresh(model: nn.Module) -> list[nn.Module]:
     """Return copies of the network with weights as its layers draw them."""
-    copies = [copy.deepcopy(model).cpu().float() for _ in range(FRESH_DRAWS)]
+    copies = [copy.deepcopy(model).float() for _ in range(FRESH_DRAWS)]
     for draw, fresh in enumerate(copies):
         # Not by `reset_parameters`, which would need a known seed in the generator that other threads use too.
         PyTorchDefault().apply(fresh, stream(0, "fresh", draw))
     return copies
 
 
-def firing_units(model: nn.Module, state: State, inputs: Tensor) -> dict[str, Tensor]:
-    """Return which units fire for which example, by dense layer, without the last one and small ones.  # (n, units)"""
-    network, outputs = copy.deepcopy(model).cpu().float().eval(), dict[str, Tensor]()
-    dense = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-    for name, layer in dense[:-1]:
-        layer.register_forward_hook(lambda module, args, out, name=name: outputs.update({name: out.detach()}))
+def firing_units(model: nn.Module, state: State, inputs: Tensor) -> tuple[dict[str, Tensor], str]:
+    """Return which units fire for which example, by dense layer, and the name of the first layer with weights.
+
+    The last dense layer and small ones are left out.  # (n, units)
+    """
+    network, order, outputs = copy.deepcopy(model).float().eval(), list[str](), dict[str, Tensor]()
+
+    def remember(name: str, layer: nn.Module, out: Tensor) -> None:
+        order.append(name)
+        if isinstance(layer, nn.Linear):
+            outputs[name] = out.flatten(0, -2) if out.ndim > 2 else out
+
+    for name, layer in network.named_modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim > 1:  # those of normalisations keep the example
+            layer.register_forward_hook(lambda module, args, out, name=name: remember(name, module, out))
+    _outputs(network, state, inputs)
+    dense = [name for name, _ in network.named_modules() if name in outputs]
+    fires = {name: outputs[name] > 0 for name in dense[:-1] if len(outputs[name]) == len(inputs)}
+    return {n: units for n, units in fires.items() if units.shape[1] >= LEAST_UNITS}, order[0] if order else ""
+
+
+def _outputs(network: nn.Module, state: State, inputs: Tensor) -> Tensor:
     with torch.no_grad():
-        functional_call(network, {name: _single(t) for name, t in state.items()}, (inputs,), strict=False)
-    fires = {name: (out.flatten(0, -2) if out.ndim > 2 else out) > 0 for name, out in outputs.items()}
-    return {name: units for name, units in fires.items() if len(units) == len(inputs) and units.shape[1] >= LEAST_UNITS}
+        outputs: Tensor = functional_call(network, {n: _single(t) for n, t in state.items()}, (inputs,), strict=False)
+    return outputs
 
 
 def _single(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU, in single precision if it holds fractions."""
-    tensor = tensor.detach().cpu()
+    """Return a tensor in single precision if it holds fractions."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
@@ -384,7 +385,7 @@ def class_bias(state: State) -> float:
     bias = state.get(last.removesuffix("weight") + "bias") if last.endswith("weight") else None
     if bias is None or bias.shape != (len(weights[last]),):
         return 0.0
-    values = bias.detach().cpu().float()
+    values = bias.float()
     return float((values - values.median()).abs().max())
 
 
@@ -400,8 +401,8 @@ def unexplained_change(state: State, last: State, sent: State) -> float | None:
     names = [n for n in names if sent[n].is_floating_point() and not n.endswith(COUNTER)]
     if not names:
         return None
-    moves = [float((state[n].detach().cpu().double() - last[n].detach().cpu().double()).norm()) for n in names]
-    own = [float(sent[n].detach().cpu().double().norm()) for n in names]
+    moves = [float((state[n].double() - last[n].double()).norm()) for n in names]
+    own = [float(sent[n].double().norm()) for n in names]
     whole = math.sqrt(sum(size**2 for size in own))
     if whole == 0:
         return None
