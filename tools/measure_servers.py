@@ -53,6 +53,21 @@ DENSE = (
     *(("fashion_mnist_10k", "narrow_mlp", optimiser) for optimiser in ("sgd", "adam", "momentum")),
     ("mnist_10k", "mlp", "adam"),
 )
+LONG = tuple(
+    (9500 + number, *network, *training)
+    for number, (network, training) in enumerate(
+        itertools.product(
+            (
+                *(("mnist_10k", "narrow_mlp"), ("fashion_mnist_10k", "narrow_mlp")),
+                *(("mnist_10k", "mlp"), ("fashion_mnist_10k", "mlp"), ("cifar10_10k", "narrow_mlp")),
+            ),
+            (("adam", 0.001, 16), ("adam", 0.003, 32), ("sgd", 0.2, 16), ("momentum", 0.05, 32)),
+        ),
+        start=1,
+    )
+    if network[1] != "mlp" or training[0] == "adam"
+)
+"""Dense networks that are trained for 50 epochs: number, data, network, optimiser, learning rate, batch."""
 Moments = dict[str, Any]
 
 
@@ -114,24 +129,26 @@ def federations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def dense_networks(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lone units of honest dense networks, and with trap weights in a part of their first layer."""
-    for number, (name, model, optimiser) in enumerate(DENSE, start=1):
-        index = 9000 + number
-        run, data = Run(name, model, optimiser, RATES[optimiser], 16), images_of(name, folder)
+    """Yield the units that fire rarely in honest dense networks, and with trap weights in a part of the first layer."""
+    short = ((9000 + number, *row, RATES[row[2]], 16) for number, row in enumerate(DENSE, start=1))
+    for index, name, model, optimiser, lr, batch in (*short, *LONG):
+        run, data = Run(name, model, optimiser, lr, batch), images_of(name, folder)
+        kind, looks, shares = "dense", (0, 1, 3, 5, 10, 20), (0.1, 0.25, 0.5, 0.75)
+        if index > 9500:
+            kind, looks, shares = "dense, long", (0, 1, 2, 5, 10, 20, 30, 50), ()
         order = torch.randperm(len(data.labels), generator=stream(index, "r"))
         inputs, own, rows = data.whitening.whiten(data.images), order[2000:2256], order[:600]
         public = PublicSample(data.images[order[2400:2900]], data.whitening)
         network = fresh(run, tuple(data.images.shape[1:]), data.classes, index)
-        for epoch in range(21):
-            models = [("dense", network, part) for part in (own, rows)] if epoch in (0, 1, 3, 5, 10, 20) else []
-            for share in (0.1, 0.25, 0.5, 0.75):
-                if epoch in (0, 5, 20):
-                    models.append((f"dense trap {share}", trapped(network, public, inputs[own[:1]], share, index), own))
-            for (kind, received, part), size in itertools.product(models, (8, 16, 64, 256)):
+        for epoch in range(max(looks) + 1):
+            models = [(kind, network, part) for part in (own, rows)] if epoch in looks else []
+            for share in shares if epoch in (0, 5, 20) else ():
+                models.append((f"trap {share}", trapped(network, public, inputs[own[:1]], share, index), own))
+            for (what, received, part), size in itertools.product(models, (8, 16, 32, 64, 256)):
                 found = checked(received, GuardMemory(), inputs[part[:size]], data.labels[part[:size]])
+                where = {"kind": f"{what}, {size} examples", "data": name, "model": model, "epoch": epoch}
                 lone = found.figures.lone_first_units
-                where = {"kind": f"{kind}, {size} examples", "data": name, "model": model, "epoch": epoch, "lone": lone}
-                yield {**where, "figure": found.figures.rare_units, "reasons": reasons_of(found)}
+                yield {**where, "figure": found.figures.rare_units, "lone": lone, "reasons": reasons_of(found)}
             network = trained(network, inputs[rows], data.labels[rows], run, index * 100 + epoch)
 
 
@@ -163,7 +180,7 @@ def counts_of(lines: list[dict[str, Any]]) -> Iterator[str]:
     for kind in dict.fromkeys(line["kind"] for line in lines):
         mine = [line for line in lines if line["kind"] == kind]
         figures = [line["figure"] for line in mine if line["figure"] is not None]
-        limit = RARE_UNITS if kind.startswith("dense") else UNEXPLAINED_CHANGE
+        limit = RARE_UNITS if kind.endswith("examples") else UNEXPLAINED_CHANGE
         beyond, reasons = sum(figure > limit for figure in figures), [set(line["reasons"]) for line in mine]
         named = {reason: sum(reason in r for r in reasons) for reason in sorted(set().union(*reasons))}
         yield (

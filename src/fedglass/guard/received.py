@@ -147,7 +147,7 @@ def predicts(model: nn.Module | None, state: State, inputs: Tensor | None, label
     """Return whether a model predicts own examples better than by luck.
 
     Units of a trained network may answer to one class alone, of which there may be one example. That excuses layers
-    behind others. In the first one honest networks have no lone units, however well the other units predict.
+    behind others. It does not excuse the first one: with traps in a part of it, the other units predict as before.
     # (n, ...), (n,)
     """
     if model is None or inputs is None or labels is None or not is_class_labels(labels):
