@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +216,16 @@ def test_parallel_rows_that_tell_no_examples_apart_are_no_sign(
     assert Reason.PARALLEL_ROWS in reasons(alike, inputs), "the first layer sees whole examples"
 
 
-def test_parallel_rows_of_a_later_round_are_left_to_the_check_with_the_network(
+def test_parallel_rows_like_those_of_the_own_update_are_left_to_the_check_with_the_network(
     model: nn.Module, public: PublicSample, inputs: Tensor
 ) -> None:
     crafted = Imprint(32).craft(model, public)
     memory = GuardMemory(accepted=crafted.state_dict(), moved={n: t * 0 + 1 for n, t in model.state_dict().items()})
-    first, later = Guard(), Guard(memory=memory)
+    other = {n: torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for n, t in model.state_dict().items()}
+    first, later, unlike = Guard(), Guard(memory=memory), Guard(memory=replace(memory, moved=other))
     assert not first.check_received(crafted.state_dict(), preliminary=True).allowed, "no round before"
     assert not later.check_received(crafted.state_dict()).allowed
+    assert not unlike.check_received(crafted.state_dict(), preliminary=True).allowed
     assert later.check_received(crafted.state_dict(), preliminary=True).allowed
     assert Reason.PARALLEL_ROWS in reasons(crafted, inputs, memory), "before anything leaves"
 

@@ -135,7 +135,7 @@ LONE_UNITS = 0.1
 rows 0.16 and more, but for one."""
 RARE_UNITS = 0.06
 """Share of a first dense layer's units that fire rarely, beyond that under other weights. Measured: honest 0.04, but up
-to 0.6 in wide networks that Adam trained; traps in half of the rows 0.06 and more, with 64 own examples, but for one."""
+to 0.6 in wide networks that Adam trained; traps in half of the rows 0.06 and more, with 64 own examples but for one."""
 TOLD_APART = 0.2
 """Share of the own examples that parallel units of a layer tell from all others. Measured: honest 0.125, imprints in a
 quarter of the rows 0.38."""

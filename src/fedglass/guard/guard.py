@@ -247,7 +247,8 @@ class Guard:
         """Check a model that came, before it is trained; never raises but an interrupt. See `fedglass.guard.received`.
 
         With a network and inputs it runs the network, in a process that is killed when the time is over.
-        `preliminary` says that `check_watched` follows, which has both, and decides on parallel rows in later rounds.
+        `preliminary` says that `check_watched` follows, which has both, and decides on parallel rows where the client's
+        own last update has parallel rows, too.
         """
         if not self.distrust_server:
             return ReceivedReport(self.policy)

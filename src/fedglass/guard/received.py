@@ -53,6 +53,8 @@ STANDARD_ERRORS = 2.0
 """Standard errors by which a share must exceed others: in small layers and batches it varies by chance."""
 LEAST_ALIVE = 0.05
 """Share of a layer's units that must fire at all."""
+ALIKE = 0.5
+"""Cosine from which on rows of the own update explain that a server's optimiser made rows parallel. Measured: 0.74."""
 RARE = 0.1
 """Share of the own examples up to which a unit fires rarely."""
 FRESH_DRAWS = 3
@@ -79,7 +81,7 @@ class ReceivedRequest:
     labels: Tensor | None = None
     """Their classes, if they have any: a first model that predicts them is trained, and may have lone units."""
     preliminary: bool = False
-    """Whether a check with the network follows, to which parallel rows of a later round are left."""
+    """Whether a check with the network follows, to which parallel rows are left if the own last update has some."""
 
     @property
     def runs_model(self) -> bool:
@@ -134,7 +136,7 @@ def _checked(request: ReceivedRequest) -> ReceivedReport:
     last, figures = memory.accepted, signs(received, memory, model, request.inputs)
     added = last is not None and bool(_shapes(received) - _shapes(last))
     reasons = (*[Reason.ADDED_LAYERS] * added, *reasons_of(figures))
-    if request.preliminary and last is not None:
+    if request.preliminary and memory.moved is not None and parallel_rows(memory.moved) > ALIKE:
         reasons = tuple(reason for reason in reasons if reason is not Reason.PARALLEL_ROWS)
     behind_others = not beyond(figures.lone_first_units, LONE_UNITS) and not beyond(figures.rare_units, RARE_UNITS)
     excusable = reasons == (Reason.LONE_UNITS,) and last is None and behind_others
