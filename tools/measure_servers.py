@@ -1,8 +1,7 @@
 """Measures the check of received models under several servers, and with trap weights in a part of a dense layer.
 
 `python tools/measure_servers.py FOLDER [DATA]` plays federations on the npz files of DATA and on the embedded photos,
-writes a line of JSON for each model into FOLDER, and prints the counts of docs/received-models.md. It takes 3 minutes
-of CPU time.
+writes a line of JSON for each model into FOLDER, and prints the counts of docs/received-models.md.
 """
 
 from __future__ import annotations
@@ -133,16 +132,15 @@ def dense_networks(folder: Path) -> Iterator[dict[str, Any]]:
     short = ((9000 + number, *row, RATES[row[2]], 16) for number, row in enumerate(DENSE, start=1))
     for index, name, model, optimiser, lr, batch in (*short, *LONG):
         run, data = Run(name, model, optimiser, lr, batch), images_of(name, folder)
-        kind, looks, shares = "dense", (0, 1, 3, 5, 10, 20), (0.1, 0.25, 0.5, 0.75)
-        if index > 9500:
-            kind, looks, shares = "dense, long", (0, 1, 2, 5, 10, 20, 30, 50), ()
+        long, shares = index > 9500, (0.1, 0.25, 0.5, 0.75)
+        kind, looks = ("dense, long", [0, 1, 2, 5, 10, 20, 30, 50]) if long else ("dense", [0, 1, 3, 5, 10, 20])
         order = torch.randperm(len(data.labels), generator=stream(index, "r"))
         inputs, own, rows = data.whitening.whiten(data.images), order[2000:2256], order[:600]
         public = PublicSample(data.images[order[2400:2900]], data.whitening)
         network = fresh(run, tuple(data.images.shape[1:]), data.classes, index)
         for epoch in range(max(looks) + 1):
             models = [(kind, network, part) for part in (own, rows)] if epoch in looks else []
-            for share in shares if epoch in (0, 5, 20) else ():
+            for share in shares if epoch in (0, 5, 20) and not long else ():
                 models.append((f"trap {share}", trapped(network, public, inputs[own[:1]], share, index), own))
             for (what, received, part), size in itertools.product(models, (8, 16, 32, 64, 256)):
                 found = checked(received, GuardMemory(), inputs[part[:size]], data.labels[part[:size]])

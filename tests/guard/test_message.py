@@ -290,6 +290,57 @@ def test_attributes_and_storage_stay(world: World) -> None:
         assert not tensor.requires_grad
 
 
+class Name(str):
+    note = "patient 4711"
+
+
+class Raising(Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("patient 4711")
+
+
+class Fickle(dict[str, Tensor]):
+    """Holds something else when it is read again."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return [(name, tensor + (self.reads > 2)) for name, tensor in super().items()]
+
+
+def with_nan_payload(after: dict[str, Tensor]) -> dict[str, Tensor]:
+    words = after["body.1.weight"].clone().view(torch.int32)
+    words[0, 0] = 0x7FC04711
+    return {**after, "body.1.weight": words.view(torch.float32)}
+
+
+CHANNELS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], Reason | None]] = {
+    "strides": (lambda after: {n: t.t().contiguous().t() if t.ndim == 2 else t for n, t in after.items()}, None),
+    "names of a class": (lambda after: {Name(n): t for n, t in after.items()}, None),
+    "denormals": (lambda after: {n: torch.where(t == 0, 1e-44, t) for n, t in after.items()}, None),
+    "parameters": (lambda after: {n: nn.Parameter(t) for n, t in after.items()}, None),
+    "fickle mapping": (Fickle, None),
+    "order of names": (lambda after: dict(reversed(after.items())), Reason.STRUCTURE),
+    "types": (lambda after: {n: t.double() for n, t in after.items()}, Reason.STRUCTURE),
+    "layout": (lambda after: {n: t.to_sparse() if t.ndim == 2 else t for n, t in after.items()}, Reason.STRUCTURE),
+    "payload of a NaN": (with_nan_payload, Reason.NOT_FINITE),
+    "an exception's text": (lambda after: {n: t.as_subclass(Raising) for n, t in after.items()}, Reason.FAULT),
+}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_other_forms_of_the_same_arrays_give_the_same_message_or_none(world: World, channel: str) -> None:
+    change, reason = CHANNELS[channel]
+    report = world.report(Guard(**OPEN), change(world.trained()))
+    if reason is None:
+        assert are_equal(message_of(report), message_of(world.report(Guard(**OPEN), world.trained())))
+    else:
+        assert (report.reasons, report.message) == ((reason,), None)
+        assert "4711" not in report.answer
+
+
 @pytest.mark.parametrize("batches", [[], [[]]], ids=str)
 def test_a_training_without_steps_has_no_examples(world: World, batches: list[list[int]]) -> None:
     """The update is what the app likes, clipped and with the declared noise, and no replay contradicts it."""

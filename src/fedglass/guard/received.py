@@ -265,7 +265,7 @@ def told_apart(weight: Tensor, fires: Tensor) -> float:
     parallel, opposite = (cosines.abs() > PARALLEL_ROWS).triu(1), cosines < 0
     largest = 0.0
     for size in (size for size in SIZES if size <= len(fires)):
-        parts = fires[: len(fires) // size * size].split(size)
+        parts = fires[: len(fires) // size * size].view(-1, size, fires.shape[1])
         numbers = torch.stack([torch.ones(size), torch.arange(size)])  # counts differing examples, adds their numbers
         alone = 0
         for part in parts:
