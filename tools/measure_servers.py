@@ -1,8 +1,7 @@
-"""Measures two signs of the check of received models: unexplained change under several servers, lone units by layer.
+"""Measures the check of received models under several servers, and with trap weights in a part of a dense layer.
 
 `python tools/measure_servers.py FOLDER [DATA]` plays federations on the npz files of DATA and on the embedded photos,
-writes a line of JSON for each model into FOLDER, and prints the counts of docs/received-models.md. It takes 3 minutes
-of CPU time.
+writes a line of JSON for each model into FOLDER, and prints the counts of docs/received-models.md.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from torch import nn
 
 from fedglass.attack.malicious_server import PublicSample, TrapWeights, front_layers
 from fedglass.core.rng import stream
-from fedglass.core.thresholds import LONE_UNITS, UNEXPLAINED_CHANGE
-from fedglass.guard.received import predicts, signs, unexplained_change
-from fedglass.guard.report import GuardMemory
+from fedglass.core.thresholds import RARE_UNITS, UNEXPLAINED_CHANGE
+from fedglass.guard.received import ReceivedRequest
+from fedglass.guard.report import GuardMemory, ReceivedReport
 
 NETWORKS = (
     ("mnist_10k", "lenet5"),
@@ -53,6 +52,21 @@ DENSE = (
     *(("fashion_mnist_10k", "narrow_mlp", optimiser) for optimiser in ("sgd", "adam", "momentum")),
     ("mnist_10k", "mlp", "adam"),
 )
+LONG = tuple(
+    (9500 + number, *network, *training)
+    for number, (network, training) in enumerate(
+        itertools.product(
+            (
+                *(("mnist_10k", "narrow_mlp"), ("fashion_mnist_10k", "narrow_mlp")),
+                *(("mnist_10k", "mlp"), ("fashion_mnist_10k", "mlp"), ("cifar10_10k", "narrow_mlp")),
+            ),
+            (("adam", 0.001, 16), ("adam", 0.003, 32), ("sgd", 0.2, 16), ("momentum", 0.05, 32)),
+        ),
+        start=1,
+    )
+    if network[1] != "mlp" or training[0] == "adam"
+)
+"""Dense networks that are trained for 50 epochs: number, data, network, optimiser, learning rate, batch."""
 Moments = dict[str, Any]
 
 
@@ -92,16 +106,17 @@ def federations(folder: Path) -> Iterator[dict[str, Any]]:
         last, sent = State(), State()
         for turn in range(max(ROUNDS) + 1):
             rows = parts[0][:32]
-            got = Received(copy.deepcopy(network), last, sent, inputs[rows], data.labels[rows], inputs[rows], turn)
+            own = inputs[rows], data.labels[rows]
+            got = Received(copy.deepcopy(network), last, sent, *own, *own, turn)
             variants = [("honest", network)] if turn in ROUNDS else []
             for kind, variant in itertools.product(("imprint", "trap", "fishing"), range(2)):
                 if turn in (1, 5):
                     variants.append((kind, crafted(kind, got, public, stream(index, kind, turn, variant))[0]))
             for kind, received in variants:
-                state = state_of(received)
-                figure = None if set(state) != set(last) else unexplained_change(state, last, sent)
+                found = checked(received, GuardMemory(accepted=last, moved=sent), *own)
+                figure = None if set(state_of(received)) != set(last) else found.figures.unexplained_change
                 where = {"data": name, "model": model, "server": server, "sizes": sizes, "round": turn}
-                yield {**where, "kind": kind, "figure": figure}
+                yield {**where, "kind": kind, "figure": figure, "reasons": reasons_of(found)}
             before = state_of(network)
             seeds = (index * 1000 + turn * 10 + client for client in range(3))
             after = [
@@ -113,27 +128,34 @@ def federations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def dense_networks(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lone units of honest dense networks, and with trap weights in a part of their first layer."""
-    for number, (name, model, optimiser) in enumerate(DENSE, start=1):
-        index = 9000 + number
-        run, data = Run(name, model, optimiser, RATES[optimiser], 16), images_of(name, folder)
+    """Yield the units that fire rarely in honest dense networks, and with trap weights in a part of the first layer."""
+    short = ((9000 + number, *row, RATES[row[2]], 16) for number, row in enumerate(DENSE, start=1))
+    for index, name, model, optimiser, lr, batch in (*short, *LONG):
+        run, data = Run(name, model, optimiser, lr, batch), images_of(name, folder)
+        long, shares = index > 9500, (0.1, 0.25, 0.5, 0.75)
+        kind, looks = ("dense, long", [0, 1, 2, 5, 10, 20, 30, 50]) if long else ("dense", [0, 1, 3, 5, 10, 20])
         order = torch.randperm(len(data.labels), generator=stream(index, "r"))
         inputs, own, rows = data.whitening.whiten(data.images), order[2000:2256], order[:600]
         public = PublicSample(data.images[order[2400:2900]], data.whitening)
         network = fresh(run, tuple(data.images.shape[1:]), data.classes, index)
-        for epoch in range(21):
-            for size, part in itertools.product((8, 16, 64, 256), (own, rows)):
-                if epoch in (0, 1, 3, 5, 10, 20):
-                    found = signs(state_of(network), GuardMemory(), network, inputs[part[:size]])
-                    yield {"kind": "dense", "figure": found.lone_first_units, "all": found.lone_units}
-            for share in (0.1, 0.25, 0.5, 0.75):
-                if epoch in (0, 5, 20):
-                    received = trapped(network, public, inputs[own[:1]], share, index)
-                    state, some = state_of(received), own[:64]
-                    found = signs(state, GuardMemory(), received, inputs[some])
-                    read = predicts(received, state, inputs[some], data.labels[some])
-                    yield {"kind": f"dense trap {share}", "figure": found.lone_first_units, "predicts": read}
+        for epoch in range(max(looks) + 1):
+            models = [(kind, network, part) for part in (own, rows)] if epoch in looks else []
+            for share in shares if epoch in (0, 5, 20) and not long else ():
+                models.append((f"trap {share}", trapped(network, public, inputs[own[:1]], share, index), own))
+            for (what, received, part), size in itertools.product(models, (8, 16, 32, 64, 256)):
+                found = checked(received, GuardMemory(), inputs[part[:size]], data.labels[part[:size]])
+                where = {"kind": f"{what}, {size} examples", "data": name, "model": model, "epoch": epoch}
+                lone = found.figures.lone_first_units
+                yield {**where, "figure": found.figures.rare_units, "lone": lone, "reasons": reasons_of(found)}
             network = trained(network, inputs[rows], data.labels[rows], run, index * 100 + epoch)
+
+
+def checked(received: nn.Module, memory: GuardMemory, inputs: torch.Tensor, labels: torch.Tensor) -> ReceivedReport:
+    return ReceivedRequest(state_of(received), "block", memory, received, inputs, labels).report()
+
+
+def reasons_of(report: ReceivedReport) -> list[str]:
+    return [reason.value for reason in report.reasons]
 
 
 def trapped(network: nn.Module, public: PublicSample, inputs: torch.Tensor, share: float, seed: int) -> nn.Module:
@@ -152,14 +174,17 @@ def trapped(network: nn.Module, public: PublicSample, inputs: torch.Tensor, shar
 
 
 def counts_of(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield for each kind the number of models, of those beyond the limit, and the largest figure."""
+    """Yield for each kind the number of models, of those beyond the limit and refused, and the largest figure."""
     for kind in dict.fromkeys(line["kind"] for line in lines):
-        mine = [line for line in lines if line["kind"] == kind and line["figure"] is not None]
-        limit = LONE_UNITS if kind.startswith("dense") else UNEXPLAINED_CHANGE
-        beyond = [line for line in mine if line["figure"] > limit]
-        excused = sum(line.get("predicts", False) for line in beyond)
-        largest = max(line["figure"] for line in mine)
-        yield f"{kind}: {len(beyond)} of {len(mine)} beyond {limit:g} ({excused} predict), largest {largest:.3g}"
+        mine = [line for line in lines if line["kind"] == kind]
+        figures = [line["figure"] for line in mine if line["figure"] is not None]
+        limit = RARE_UNITS if kind.endswith("examples") else UNEXPLAINED_CHANGE
+        beyond, reasons = sum(figure > limit for figure in figures), [set(line["reasons"]) for line in mine]
+        named = {reason: sum(reason in r for r in reasons) for reason in sorted(set().union(*reasons))}
+        yield (
+            f"{kind}: {beyond} of {len(figures)} beyond {limit:g}, largest {max(figures):.3g}; "
+            f"{sum(map(bool, reasons))} of {len(mine)} refused, for {named}"
+        )
 
 
 def main(folder: Path, data: Path) -> None:

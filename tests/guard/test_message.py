@@ -25,7 +25,7 @@ from fedglass.core.thresholds import REPLAY_ROUNDING
 from fedglass.defend.dpsgd import DPSGD
 from fedglass.guard import Guard, GuardReport, Reason
 from fedglass.guard.message import LARGEST, built, count, figure, fresh_normals, rounded
-from fedglass.guard.report import GuardMemory
+from fedglass.guard.report import CheckResult, GuardMemory
 
 OPEN: dict[str, Any] = {**HERE, "attacks": {}, "false_alarms": 0.0}
 """Without attacks and decoys, which refuse every update without noise: what they let out is looked at."""
@@ -116,6 +116,76 @@ def test_few_values_are_left_of_an_update() -> None:
     assert float((grid - update).abs().max()) <= REPLAY_ROUNDING
     assert torch.equal(rounded(torch.zeros(3)), torch.zeros(3))
     assert torch.equal(rounded(-1e-9 * torch.ones(1) + torch.tensor([0.0])).sign(), -torch.ones(1))
+
+
+@pytest.mark.parametrize("exponent", [-300, -170, 0, 170, 300])
+def test_changes_of_any_size_are_rounded(exponent: int) -> None:
+    """Squares of such numbers are infinite, or zero."""
+    update = torch.randn(10_000, generator=stream(0, "update"), dtype=torch.float64)
+    grid = rounded(update * 2.0**exponent)
+    assert torch.equal(grid, rounded(update) * 2.0**exponent)
+    assert len(grid.unique()) < 1_000
+
+
+def test_changes_that_are_too_small_to_be_rounded_do_not_leave() -> None:
+    assert not rounded(torch.tensor([5e-324, 1e-310], dtype=torch.float64)).any()
+    faint = rounded(torch.tensor([1e-44, 3e-45, -0.0]))
+    assert faint.isfinite().all()
+    assert not faint.signbit()[faint == 0].any()
+
+
+class Boundless(float):
+    """Compares and prints as its app likes: neither smaller nor larger than any bound, with all of its digits."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+    def __float__(self) -> float:
+        return 1.23456789e300
+
+    def __round__(self, digits: object = None) -> Any:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return "3.14159265358979"
+
+
+class BoundlessCount(int):
+    """The same for a count."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+    def __float__(self) -> float:
+        return 4711.0815
+
+    def __int__(self) -> int:
+        return 10**30
+
+
+def test_a_number_of_the_apps_own_class_leaves_as_any_other() -> None:
+    assert figure(Boundless(0.5)) == LARGEST
+    assert type(figure(Boundless(0.5))) is float
+    assert (count(BoundlessCount(3)), type(count(BoundlessCount(3)))) == (4710, int)
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="finite"):
+            figure(value)
+
+
+@pytest.mark.parametrize("policy", ["block", "warn"])
+def test_the_apps_own_arrays_never_leave_without_a_reason(world: World, policy: Any) -> None:
+    """Whatever a network does to the process that runs it."""
+
+    class Careless:
+        def run(self, request: object, seconds: float) -> CheckResult:
+            return CheckResult()
+
+    options = {**OPEN, "runner": Careless(), "policy": policy}
+    assert world.report(Guard(**options), world.trained()).reasons == (Reason.FAULT,)
 
 
 def test_a_picture_in_place_of_some_noise_stays(toy: Any, same_noise: Callable[[], None]) -> None:
@@ -218,6 +288,57 @@ def test_attributes_and_storage_stay(world: World) -> None:
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         assert tensor.data_ptr() != covert[name].data_ptr()
         assert not tensor.requires_grad
+
+
+class Name(str):
+    note = "patient 4711"
+
+
+class Raising(Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("patient 4711")
+
+
+class Fickle(dict[str, Tensor]):
+    """Holds something else when it is read again."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return [(name, tensor + (self.reads > 2)) for name, tensor in super().items()]
+
+
+def with_nan_payload(after: dict[str, Tensor]) -> dict[str, Tensor]:
+    words = after["body.1.weight"].clone().view(torch.int32)
+    words[0, 0] = 0x7FC04711
+    return {**after, "body.1.weight": words.view(torch.float32)}
+
+
+CHANNELS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], Reason | None]] = {
+    "strides": (lambda after: {n: t.t().contiguous().t() if t.ndim == 2 else t for n, t in after.items()}, None),
+    "names of a class": (lambda after: {Name(n): t for n, t in after.items()}, None),
+    "denormals": (lambda after: {n: torch.where(t == 0, 1e-44, t) for n, t in after.items()}, None),
+    "parameters": (lambda after: {n: nn.Parameter(t) for n, t in after.items()}, None),
+    "fickle mapping": (Fickle, None),
+    "order of names": (lambda after: dict(reversed(after.items())), Reason.STRUCTURE),
+    "types": (lambda after: {n: t.double() for n, t in after.items()}, Reason.STRUCTURE),
+    "layout": (lambda after: {n: t.to_sparse() if t.ndim == 2 else t for n, t in after.items()}, Reason.STRUCTURE),
+    "payload of a NaN": (with_nan_payload, Reason.NOT_FINITE),
+    "an exception's text": (lambda after: {n: t.as_subclass(Raising) for n, t in after.items()}, Reason.FAULT),
+}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_other_forms_of_the_same_arrays_give_the_same_message_or_none(world: World, channel: str) -> None:
+    change, reason = CHANNELS[channel]
+    report = world.report(Guard(**OPEN), change(world.trained()))
+    if reason is None:
+        assert are_equal(message_of(report), message_of(world.report(Guard(**OPEN), world.trained())))
+    else:
+        assert (report.reasons, report.message) == ((reason,), None)
+        assert "4711" not in report.answer
 
 
 @pytest.mark.parametrize("batches", [[], [[]]], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedglass.attack.malicious_server import Fishing, Imprint, PublicSample, TrapWeights
+from fedglass.attack.malicious_server import Fishing, Imprint, PublicSample, TrapWeights, imprint_rows
 from fedglass.core import thresholds
 from fedglass.core.types import Training
 from fedglass.guard import REFUSED, Guard, Reason
-from fedglass.guard.received import ReceivedRequest, predicts, signs
+from fedglass.guard.received import ReceivedRequest, predicts, signs, told_apart
 from fedglass.guard.report import GuardMemory, ReceivedReport
 from fedglass.guard.runners import InlineRunner
 
@@ -170,6 +171,78 @@ def test_trap_weights_in_a_part_of_the_first_layer_are_seen(
     assert report.reasons == (Reason.LONE_UNITS,)
 
 
+def test_few_trap_weights_show_in_all_examples_together(model: nn.Module, public: PublicSample, inputs: Tensor) -> None:
+    """Hardly one of them is lone in any batch, but each fires rarely."""
+    crafted, labels = copy.deepcopy(model), torch.arange(64) % 5
+    traps = TrapWeights(0.05).craft(model, public)
+    with torch.no_grad():
+        crafted[1].weight[:16] = traps[1].weight[:16]
+        crafted[1].bias[:16] = traps[1].bias[:16]
+    report = check_received(crafted.state_dict(), "block", GuardMemory(), crafted, inputs, labels)
+    assert report.reasons == (Reason.LONE_UNITS,)
+    assert report.figures.lone_units is not None
+    assert report.figures.lone_units < thresholds.LONE_UNITS
+    assert report.figures.rare_units is not None
+    assert report.figures.rare_units > thresholds.RARE_UNITS
+    memory = GuardMemory(accepted=crafted.state_dict(), moved={})
+    assert check_received(crafted.state_dict(), "block", memory, crafted, inputs, labels).reasons == ()
+
+
+def test_parallel_rows_that_tell_no_examples_apart_are_no_sign(
+    model: nn.Module, public: PublicSample, inputs: Tensor
+) -> None:
+    """A server's optimiser makes rows of a layer behind others parallel to its mean input."""
+    with torch.no_grad():
+        features = model[:3](inputs)
+    direction = features.mean(0) / features.mean(0).norm()
+    alike, imprint = copy.deepcopy(model), copy.deepcopy(model)
+    weight, bias = imprint_rows(direction, features @ direction, 32)
+    signs_of_rows = torch.tensor([1.0, -1.0]).repeat(16)
+    with torch.no_grad():
+        alike[3].weight.copy_(0.1 * signs_of_rows[:, None] * direction)
+        alike[3].bias.copy_(0.01 * signs_of_rows)
+        imprint[3].weight.copy_(weight)
+        imprint[3].bias.copy_(bias)
+    assert reasons(alike) == (Reason.PARALLEL_ROWS,), "tensors alone do not tell"
+    assert reasons(alike, inputs) == ()
+    assert Reason.PARALLEL_ROWS in reasons(imprint, inputs)
+    with torch.no_grad():
+        for part in imprint[3].parameters():  # half of the units fire for the others
+            part.mul_(signs_of_rows.view(-1, *[1] * (part.ndim - 1)))
+    assert Reason.PARALLEL_ROWS in reasons(imprint, inputs)
+    with torch.no_grad():
+        alike[1].weight.copy_(inputs.flatten(1).mean(0).expand(64, -1))
+        alike[1].bias.zero_()
+    assert Reason.PARALLEL_ROWS in reasons(alike, inputs), "the first layer sees whole examples"
+
+
+def test_parallel_rows_like_those_of_the_own_update_are_left_to_the_check_with_the_network(
+    model: nn.Module, public: PublicSample, inputs: Tensor
+) -> None:
+    crafted = Imprint(32).craft(model, public)
+    memory = GuardMemory(accepted=crafted.state_dict(), moved={n: t * 0 + 1 for n, t in model.state_dict().items()})
+    other = {n: torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for n, t in model.state_dict().items()}
+    first, later, unlike = Guard(), Guard(memory=memory), Guard(memory=replace(memory, moved=other))
+    assert not first.check_received(crafted.state_dict(), preliminary=True).allowed, "no round before"
+    assert not later.check_received(crafted.state_dict()).allowed
+    assert not unlike.check_received(crafted.state_dict(), preliminary=True).allowed
+    assert later.check_received(crafted.state_dict(), preliminary=True).allowed
+    assert Reason.PARALLEL_ROWS in reasons(crafted, inputs, memory), "before anything leaves"
+
+
+def test_units_that_one_example_tells_apart_are_counted_once_for_each() -> None:
+    weight = torch.tensor([[1.0, 0.0], [2.0, 0.1], [-1.0, 0.0], [0.0, 1.0]])
+    fires = torch.zeros(8, 4, dtype=torch.bool)
+    fires[3, 0] = True  # the first two differ by this example; the third fires for all but the examples of the first
+    fires[:, 2] = ~fires[:, 0]
+    fires[5, 3] = True  # parallel to none
+    assert told_apart(weight, fires) == 1 / 8
+    fires[:, 1] = fires[:, 0]
+    assert told_apart(weight, fires) == 0
+    fires[6, 2] = ~fires[6, 2]
+    assert told_apart(weight, fires) == 1 / 8
+
+
 def test_a_frozen_layer_must_not_move(model: nn.Module, public: PublicSample) -> None:
     before = model.state_dict()
     moved = {
@@ -269,6 +342,7 @@ def test_an_update_to_a_crafted_model_does_not_leave(model: nn.Module, public: P
 
 def test_figures_are_none_where_they_cannot_be_computed(model: nn.Module, inputs: Tensor) -> None:
     assert signs(model.state_dict(), GuardMemory()).lone_units is None
+    assert signs(model.state_dict(), GuardMemory()).rare_units is None
     assert signs(model.state_dict(), GuardMemory(), model, inputs[:7]).lone_units is None
     assert signs(model.state_dict(), GuardMemory()).unexplained_change is None
 
@@ -284,5 +358,5 @@ def test_the_page_names_every_reason_and_threshold() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for reason in RECEIVED:
         assert f"`{reason.value}`" in page
-    names = ("PARALLEL_ROWS", "LONE_UNITS", "CLASS_ROW", "CLASS_BIAS", "UNEXPLAINED_CHANGE")
+    names = ("PARALLEL_ROWS", "TOLD_APART", "LONE_UNITS", "RARE_UNITS", "CLASS_ROW", "CLASS_BIAS", "UNEXPLAINED_CHANGE")
     assert all(f"{getattr(thresholds, name):g}" in page for name in names)

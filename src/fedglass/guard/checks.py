@@ -285,7 +285,7 @@ def candidates_for(out: Outbound, seed: int) -> Examples:
     The game leaves out those that show the same as an example.
     """
     count = FOR_RANK if len(out.labels) < FEW_RECORDS else FOR_RATE
-    others = None if out.others is None else out.colours.unwhiten(out.others.detach().cpu()).clamp(0, 1)
+    others = None if out.others is None else out.colours.unwhiten(out.others).clamp(0, 1)
     images = other_images(replace(out.observation().knows, examples=count), others, seed)
     if not is_class_labels(out.labels):  # the game gives them the targets of the records
         return Examples(images, out.labels[:1].expand(count, *out.labels.shape[1:]))
@@ -299,7 +299,7 @@ def other_images(knows: Knowledge, pictures: Tensor | None, seed: int) -> Tensor
     # (n, c, h, w), pixels
     """
     count, draws = knows.examples, stream(seed, "decoys", "images")
-    available = torch.zeros(0, *knows.shape) if pictures is None else pictures.detach().cpu()
+    available = torch.zeros(0, *knows.shape) if pictures is None else pictures
     chosen = available[torch.randperm(len(available), generator=draws)]
     several = torch.cat([chosen, chosen.flip(-1), chosen.flip(-2), chosen.flip(-2, -1)])[:count]
     return torch.cat([several, dead_leaves(knows, count - len(several), draws)])

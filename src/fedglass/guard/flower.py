@@ -79,7 +79,7 @@ class GuardMod:
         kind = came.metadata.message_type.partition(".")[0]
         received = _arrays(came) if kind == "train" else None
         guard = replace(self.guard, memory=load_memory(ctxt))  # the app may write into its context, too
-        if received and not guard.check_received(received).allowed:
+        if received and not guard.check_received(received, preliminary=True).allowed:
             return refusal(came)
         with guard.watch() as reader:
             reply = run_app()

@@ -169,6 +169,8 @@ class Guard:
                     change, noisy = report.examined.change, self.protected.noisy
                     message = built(before, change, noisy=noisy, as_update=update is not None)
                     report = replace(report, message=message)
+                elif report.sound:  # never the app's own arrays without a reason against them
+                    report = replace(report, reasons=(Reason.FAULT,))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 # it fails closed, also where the app's code ends the process
@@ -240,14 +242,17 @@ class Guard:
         model: nn.Module | None = None,
         inputs: Tensor | None = None,
         labels: Tensor | None = None,
+        preliminary: bool = False,
     ) -> ReceivedReport:
         """Check a model that came, before it is trained; never raises but an interrupt. See `fedglass.guard.received`.
 
         With a network and inputs it runs the network, in a process that is killed when the time is over.
+        `preliminary` says that `check_watched` follows, which has both, and decides on parallel rows where the client's
+        own last update has parallel rows, too.
         """
         if not self.distrust_server:
             return ReceivedReport(self.policy)
-        request = ReceivedRequest(received, self.policy, self.memory, model, inputs, labels)
+        request = ReceivedRequest(received, self.policy, self.memory, model, inputs, labels, preliminary)
         if not request.runs_model:
             return self._logged(request.report())
         try:
@@ -307,10 +312,10 @@ class Guard:
         static_reasons = static_checks(out)
         if static_reasons:
             return GuardReport(self.policy, static_reasons)
-        whole = out.without_unused()
+        whole = out.on_cpu().without_unused()
         out = whole.without_untrained()
         # One example that is repeated a hundred times is one.
-        different = len({row.numpy().tobytes() for row in out.inputs.detach().cpu().contiguous()})
+        different = len({row.numpy().tobytes() for row in out.inputs.contiguous()})
         distinct_examples = different if distinct is None else min(different, distinct)
         report = GuardReport(self.policy, examples=distinct_examples, norm=out.norm)
         reasons = [Reason.ALONE] * self.memory.was_alone(out.before)
@@ -325,7 +330,7 @@ class Guard:
         seed = self.seed + self.counts.checked
         received = ReceivedRequest(whole.before, self.policy, self.memory, whole.model, whole.inputs, whole.labels)
         request = CheckRequest(
-            out.on_cpu(),
+            out,
             self.protected,
             self.level,
             self.attacks,
@@ -333,7 +338,7 @@ class Guard:
             self.gate,
             seed,
             self.memory.draft,
-            received.on_cpu() if self.distrust_server else None,
+            received if self.distrust_server else None,
         )
         examined = self.runner.run(request, self.budget_seconds - (time.monotonic() - start))
         if examined.received is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,8 @@ DIGITS = 3
 """Digits of a figure, before or behind the point."""
 LARGEST, LARGEST_COUNT = 1_000, 1_000_000
 """Bounds of a figure and of a number of examples that the guard did not count."""
+SMALLEST = sys.float_info.min
+"""Steps below it are not exact: changes that would need them do not leave."""
 
 
 def change_that_leaves(out: Outbound, protected: Protected) -> dict[str, Tensor] | None:
@@ -75,11 +78,16 @@ def rounded(change: Tensor) -> Tensor:
     >>> rounded(torch.tensor([1.0, -0.5, 0.001, -0.001]))
     tensor([ 1.0000, -0.5000,  0.0000,  0.0000])
     """
-    size = float(change.double().square().mean().sqrt()) if change.numel() else 0.0
-    if not change.is_floating_point() or not 0 < size < math.inf:
+    largest = float(change.abs().max()) if change.numel() else 0.0
+    if not change.is_floating_point() or not 0 < largest < math.inf:
         return change
-    step = 2.0 ** math.floor(math.log2(REPLAY_ROUNDING * size))
-    return torch.trunc(change / step) * step + 0.0
+    exact = change.double()
+    shares = exact / largest  # their squares are neither infinite nor all zero
+    size = REPLAY_ROUNDING * float(shares.square().mean().sqrt()) * largest
+    if size < SMALLEST:
+        return torch.zeros_like(change)
+    step = 2.0 ** math.floor(math.log2(size))
+    return (torch.trunc(exact / step) * step).to(change.dtype) + 0.0
 
 
 def fresh_normals(like: Tensor) -> Tensor:
@@ -105,12 +113,17 @@ class FreshNoise:
 
 
 def figure(value: float, largest: int = LARGEST) -> float:
-    """Return a figure as it leaves: three digits, at most three of them behind the point, and bounded.
+    """Return a finite figure as it leaves: three digits, at most three of them behind the point, and bounded.
+
+    Raise ValueError for others.
 
     >>> figure(0.123456), figure(123.456), figure(-1e9), figure(-0.0)
     (0.123, 123.0, -1000.0, 0.0)
     """
-    return float(f"{round(float(min(max(value, -largest), largest)), DIGITS):.{DIGITS}g}") + 0.0
+    plain = float(value)  # a number of the app's own class may compare as it likes
+    if not math.isfinite(plain):
+        raise ValueError(f"A figure must be finite, got {plain}.")
+    return float(f"{round(min(max(plain, -largest), largest), DIGITS):.{DIGITS}g}") + 0.0
 
 
 def count(value: float) -> int:
@@ -119,7 +132,7 @@ def count(value: float) -> int:
     >>> count(1234), count(3.6e16), count(-5)
     (1230, 1000000, 0)
     """
-    return int(figure(max(value, 0), LARGEST_COUNT))
+    return int(figure(max(float(value), 0.0), LARGEST_COUNT))
 
 
 def _statistics_that_leave(out: Outbound, protection: Protection) -> dict[str, Tensor] | None:
@@ -134,7 +147,7 @@ def _statistics_that_leave(out: Outbound, protection: Protection) -> dict[str, T
     changes = {name: change for name, change in _replayed_statistics(out, protection).items() if name in out.after}
     for name, change in changes.items():
         if change.is_floating_point():
-            came, left = (params[name].detach().cpu().double() for params in (out.before, out.after))
+            came, left = (params[name].double() for params in (out.before, out.after))
             tolerance = REPLAY_ROUNDING * float(change.norm()) + REPLAY_FAINT * float(came.norm())
             if not float((left - came - change).norm()) <= tolerance:
                 return None

@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from torch import Tensor
 
@@ -42,33 +43,43 @@ METRICS = ("train_loss", "loss", "val_loss", "accuracy")
 class SentByItself:
     """Data that NVFlare sends with every answer: the cookies of the task and the public properties of the context.
 
-    An app may write into both. They are copied before it runs, and put back afterwards.
+    An app may write into both. They are copied before it runs, and put back before the answer is sent.
     """
 
     task: Shareable
     cookies: Any
     public: Mapping[str, tuple[Any, bool]]
     """The value of each property, and whether it is sticky."""
+    manager: FLContextManager | None
+    """Gives sticky properties to the contexts of all other messages."""
+    stickers: Mapping[str, Any]
 
     @classmethod
     def of(cls, shareable: Shareable, fl_ctx: FLContext) -> SentByItself:
         details = ((name, fl_ctx.get_prop_detail(name)) for name in fl_ctx.get_all_public_props())
         public = {name: (copy.deepcopy(detail["value"]), detail["sticky"]) for name, detail in details}
-        return cls(shareable, copy.deepcopy(shareable.get_cookie_jar()), public)
+        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
+        stickers = {} if manager is None else copy.deepcopy(manager.public_stickers)
+        return cls(shareable, copy.deepcopy(shareable.get_cookie_jar()), public, manager, stickers)
 
     def put_back(self, fl_ctx: FLContext) -> None:
         self.task[ReservedHeaderKey.HEADERS] = {}
         if self.cookies:
-            self.task.set_cookie_jar(self.cookies)
-        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
-        stickers = {} if manager is None else manager.public_stickers
+            self.task.set_cookie_jar(copy.deepcopy(self.cookies))
+        if self.manager is not None:
+            self.manager.public_stickers.clear()
+            self.manager.public_stickers.update(self.stickers)
         for name in set(fl_ctx.get_all_public_props()) - set(self.public):
             fl_ctx.remove_prop(name, force_removal=True)
-            stickers.pop(name, None)
         for name, (value, sticky) in self.public.items():
             fl_ctx.put(name, value, private=False, sticky=sticky)
-            if name in stickers:
-                stickers[name] = value
+
+    def fix_cookies(self) -> None:
+        """Let NVFlare find the cookies that came, also where the executor raises and no filter runs.
+
+        The answer is then made before anything else is asked.
+        """
+        self.task.get_cookie_jar = lambda: copy.deepcopy(self.cookies)
 
 
 @dataclass(frozen=True)
@@ -148,14 +159,14 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Store a copy of what comes in, and check what leaves."""
-        sent_by_itself = _SENT_BY_ITSELF.pop(fl_ctx, None)
-        if sent_by_itself is not None:
-            sent_by_itself.put_back(fl_ctx)
+        comes_in = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN
+        if not comes_in and fl_ctx in _SENT_BY_ITSELF:
+            _SENT_BY_ITSELF[fl_ctx].put_back(fl_ctx)
         client = str(fl_ctx.get_identity_name())
-        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+        if comes_in:
             self._begin(shareable, fl_ctx, client)
             task = _RECEIVED.get(client)
-            if not self.guard(client).check_received(task.arrays if task else {}).allowed:
+            if not self.guard(client).check_received(task.arrays if task else {}, preliminary=True).allowed:
                 _end(client)
                 raise GuardRefusal
             return shareable
@@ -173,10 +184,17 @@ class GuardFilter(Filter):  # type: ignore[misc] # nvflare has no types
             raise GuardRefusal
         return shareable if message is None else message
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Put back what NVFlare sends by itself, also where no filter ran: the executor raised, or was aborted."""
+        if event_type == EventType.BEFORE_SEND_TASK_RESULT and fl_ctx in _SENT_BY_ITSELF:
+            _SENT_BY_ITSELF.pop(fl_ctx).put_back(fl_ctx)
+            _end(str(fl_ctx.get_identity_name()))
+
     def _begin(self, shareable: Shareable, fl_ctx: FLContext, client: str) -> None:
         """Start to observe the client, in every thread."""
         try:
-            _SENT_BY_ITSELF[fl_ctx] = SentByItself.of(shareable, fl_ctx)
+            sent_by_itself = _SENT_BY_ITSELF[fl_ctx] = SentByItself.of(shareable, fl_ctx)
+            sent_by_itself.fix_cookies()
             _RECEIVED[client] = ReceivedTask.of(shareable)
             unfinished, _READERS[client] = _READERS.get(client), self.guard(client).watch(any_thread=True)
             if unfinished is not None:

@@ -79,17 +79,17 @@ class Outbound:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return {name: self.before[name].detach().cpu() for name in self.parameters}
+        return {name: self.before[name] for name in self.parameters}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The buffers that came, and the model's own where none did."""
-        return {name: self.before.get(name, buffer).detach().cpu() for name, buffer in self.model.named_buffers()}
+        return {name: self.before.get(name, buffer) for name, buffer in self.model.named_buffers()}
 
     @property
     def update(self) -> dict[str, Tensor]:
         """The difference of the parameters, after - before."""
-        return {name: (self.after[name] - self.before[name]).detach().cpu() for name in self.parameters}
+        return {name: self.after[name] - self.before[name] for name in self.parameters}
 
     @property
     def steps(self) -> int:
@@ -108,20 +108,20 @@ class Outbound:
     @property
     def pixels(self) -> Tensor:
         """The images, refused where the whitening does not give pixels.  # (n, c, h, w)"""
-        pixels = self.colours.unwhiten(self.inputs.detach().cpu())
+        pixels = self.colours.unwhiten(self.inputs)
         if not bool(((pixels > -PIXEL_SLACK) & (pixels < 1 + PIXEL_SLACK)).all()):  # false for NaN too
             raise DataError("The inputs are not pixels in [0, 1] under the guard's whitening: correct it.")
         return pixels.clamp(0, 1)
 
     def claim(self, protection: Protection) -> Claim:
         """Return what is said to have produced the message."""
-        truth = Examples(self.pixels, self.labels.detach().cpu())
+        truth = Examples(self.pixels, self.labels)
         client = ClientClaim(self.training, truth, protection, order=self.batches)
         return Claim(self.model, self.weights, self.buffers, self.update, self.colours, (client,))
 
     def observation(self, protection: Protection = UNPROTECTED) -> Observation:
         """Return what the server would see: it knows training and filter and, marked as oracle, the labels."""
-        n, labels = len(self.labels), self.labels.detach().cpu()
+        n, labels = len(self.labels), self.labels
         knows = Knowledge(
             shape=(self.inputs.shape[1], self.inputs.shape[2], self.inputs.shape[3]),
             classes=self.classes,
@@ -132,11 +132,11 @@ class Outbound:
             filter=protection.filter,
         )
         buffers = {name for name, _ in self.model.named_buffers()}
-        statistics = {name: tensor.detach().cpu() for name, tensor in self.after.items() if name in buffers}
+        statistics = {name: tensor for name, tensor in self.after.items() if name in buffers}
         return Observation(self.model, self.weights, self.buffers, self.update, knows, buffers_after=statistics)
 
     def truth(self) -> Truth:
-        return Truth(self.pixels, self.labels.detach().cpu(), (CLIENT,), owners=(CLIENT,) * len(self.labels))
+        return Truth(self.pixels, self.labels, (CLIENT,), owners=(CLIENT,) * len(self.labels))
 
     @property
     def classes(self) -> int:
@@ -145,7 +145,7 @@ class Outbound:
         weights = [self.weights[name] for name in network.names]
         with torch.no_grad():
             # Two examples at least: layers that normalise by the batch cannot take one.
-            return network(weights, self.inputs[:1].detach().cpu().expand(2, -1, -1, -1)).shape[1]
+            return network(weights, self.inputs[:1].expand(2, -1, -1, -1)).shape[1]
 
     def on_cpu(self) -> Outbound:
         """Return the same on the CPU, without anything of the devices on which it was made."""

@@ -27,6 +27,8 @@ from fedglass.core.thresholds import (
     CLASS_ROW,
     LONE_UNITS,
     PARALLEL_ROWS,
+    RARE_UNITS,
+    TOLD_APART,
     UNEXPLAINED_CHANGE,
 )
 from fedglass.guard.report import CheckResult, GuardMemory, Policy, Reason, ReceivedFigures, ReceivedReport
@@ -51,6 +53,10 @@ STANDARD_ERRORS = 2.0
 """Standard errors by which a share must exceed others: in small layers and batches it varies by chance."""
 LEAST_ALIVE = 0.05
 """Share of a layer's units that must fire at all."""
+ALIKE = 0.5
+"""Cosine from which on rows of the own update explain that a server's optimiser made rows parallel. Measured: 0.74."""
+RARE = 0.1
+"""Share of the own examples up to which a unit fires rarely."""
 FRESH_DRAWS = 3
 """Fresh weights that the received ones are compared with."""
 LUCK = 1e-3
@@ -74,6 +80,8 @@ class ReceivedRequest:
     """Own examples as the network takes them.  # (n, ...)"""
     labels: Tensor | None = None
     """Their classes, if they have any: a first model that predicts them is trained, and may have lone units."""
+    preliminary: bool = False
+    """Whether a check with the network follows, to which parallel rows are left if the own last update has some."""
 
     @property
     def runs_model(self) -> bool:
@@ -101,7 +109,7 @@ class ReceivedRequest:
         Without the network and own inputs, what the layers do is not checked: names and tensors alone tell the rest.
         """
         try:
-            return _checked(self)
+            return _checked(self.on_cpu())
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 # it fails closed, also where a network ends the process
@@ -128,7 +136,9 @@ def _checked(request: ReceivedRequest) -> ReceivedReport:
     last, figures = memory.accepted, signs(received, memory, model, request.inputs)
     added = last is not None and bool(_shapes(received) - _shapes(last))
     reasons = (*[Reason.ADDED_LAYERS] * added, *reasons_of(figures))
-    behind_others = (figures.lone_first_units or 0.0) <= LONE_UNITS
+    if request.preliminary and memory.moved is not None and parallel_rows(memory.moved) > ALIKE:
+        reasons = tuple(reason for reason in reasons if reason is not Reason.PARALLEL_ROWS)
+    behind_others = not beyond(figures.lone_first_units, LONE_UNITS) and not beyond(figures.rare_units, RARE_UNITS)
     excusable = reasons == (Reason.LONE_UNITS,) and last is None and behind_others
     if excusable and predicts(model, received, request.inputs, request.labels):
         reasons = ()
@@ -139,17 +149,15 @@ def predicts(model: nn.Module | None, state: State, inputs: Tensor | None, label
     """Return whether a model predicts own examples better than by luck.
 
     Units of a trained network may answer to one class alone, of which there may be one example. That excuses layers
-    behind others. In the first one honest networks have no lone units, however well the other units predict.
+    behind others. It does not excuse the first one: with traps in a part of it, the other units predict as before.
     # (n, ...), (n,)
     """
     if model is None or inputs is None or labels is None or not is_class_labels(labels):
         return False
-    network = copy.deepcopy(model).cpu().float().eval()
-    with torch.no_grad():
-        outputs = functional_call(network, {n: _single(t) for n, t in state.items()}, (_single(inputs),), strict=False)
-    found, true, count = outputs.argmax(-1), labels.cpu(), len(labels)
-    shares = [classes.bincount(minlength=outputs.shape[-1]).double() / count for classes in (found, true)]
-    by_luck, right = float(shares[0] @ shares[1]), int((found == true).sum())  # were the labels shuffled
+    outputs, count = _outputs(copy.deepcopy(model).float().eval(), state, _single(inputs)), len(labels)
+    predicted = outputs.argmax(-1)
+    shares = [classes.bincount(minlength=outputs.shape[-1]).double() / count for classes in (predicted, labels)]
+    by_luck, right = float(shares[0] @ shares[1]), int((predicted == labels).sum())  # were the labels shuffled
     return right > 0 and by_luck < 1 and float(scipy.special.bdtrc(right - 1, count, by_luck)) < LUCK
 
 
@@ -162,12 +170,17 @@ def reasons_of(figures: ReceivedFigures) -> tuple[Reason, ...]:
     limits = (
         (Reason.PARALLEL_ROWS, figures.parallel_rows, PARALLEL_ROWS),
         (Reason.LONE_UNITS, figures.lone_units, LONE_UNITS),
+        (Reason.LONE_UNITS, figures.rare_units, RARE_UNITS),
         (Reason.CLASS_ROW, figures.class_row, CLASS_ROW),
         (Reason.CLASS_ROW, figures.class_bias, CLASS_BIAS),
         (Reason.UNEXPLAINED_CHANGE, figures.unexplained_change, UNEXPLAINED_CHANGE),
     )
-    beyond = (reason for reason, figure, limit in limits if figure is not None and not figure <= limit)
-    return tuple(dict.fromkeys(beyond))
+    return tuple(dict.fromkeys(reason for reason, figure, limit in limits if beyond(figure, limit)))
+
+
+def beyond(figure: float | None, limit: float) -> bool:
+    """Return whether a known figure lies beyond its limit, as NaN does."""
+    return figure is not None and not figure <= limit
 
 
 def signs(
@@ -175,15 +188,26 @@ def signs(
 ) -> ReceivedFigures:
     """Return the figures of a received model that can be computed."""
     last, moved = memory.accepted, memory.moved
-    lone = None if model is None or inputs is None else lone_units(model, received, inputs, last)
-    everywhere, in_front = lone or (None, None)
-    return ReceivedFigures(
-        parallel_rows(received),
-        everywhere,
-        in_front,
-        class_row(received),
-        class_bias(received),
-        None if last is None or moved is None else unexplained_change(received, last, moved),
+    figures = ReceivedFigures(
+        class_row=class_row(received),
+        class_bias=class_bias(received),
+        unexplained_change=None if last is None or moved is None else unexplained_change(received, last, moved),
+    )
+    if model is None or inputs is None or len(inputs) < LEAST_EXAMPLES:
+        return replace(figures, parallel_rows=parallel_rows(received))
+    inputs = _single(inputs[:MOST_EXAMPLES])
+    fires, front = firing_units(model, received, inputs)
+    fresh = [firing_units(network, network.state_dict(), inputs)[0] for network in _fresh(model)]
+    known = last is not None and all(name in last and last[name].shape == t.shape for name, t in received.items())
+    earlier = [firing_units(model, last, inputs)[0]] if last is not None and known else []
+    lone = {name: lone_units(fires[name], [other[name] for other in (*fresh, *earlier)]) for name in fires}
+    others = [torch.cat([other[front] for other in fresh], 1), *(e[front] for e in earlier)] if front in fires else []
+    return replace(
+        figures,
+        parallel_rows=parallel_rows(received, {name: fires[name] for name in fires if name != front}),
+        lone_units=max(lone.values(), default=0.0),
+        lone_first_units=max(lone.get(front, 0.0), 0.0),
+        rare_units=rare_units(fires[front], others) if others else None,
     )
 
 
@@ -193,97 +217,153 @@ def _shapes(state: State) -> Counter[tuple[int, ...]]:
 
 def dense_weights(state: State) -> dict[str, Tensor]:
     """Return the weights of dense layers, in the order of the message."""
-    return {name: tensor.detach().cpu().float() for name, tensor in state.items() if tensor.ndim == 2}
+    return {name: tensor.float() for name, tensor in state.items() if tensor.ndim == 2}
 
 
-def parallel_rows(state: State) -> float:
+def parallel_rows(state: State, fires: Mapping[str, Tensor] | None = None) -> float:
     """Return the cosine to which a row and `NEIGHBOURS` others are parallel: the largest of all layers but the last.
 
-    An imprint repeats one row; the quantiles are in the biases.
+    An imprint repeats one row; the quantiles are in the biases. A server's optimiser may make the rows of an honest
+    layer parallel, too, which then tell no examples apart. Such layers are left out.
+
+    Args:
+        fires: The units that fire, by layer, for layers behind others; one that sees whole examples is not left out.
     """
-    weights = list(dense_weights(state).values())[:-1]
-    return max((_parallel(weight) for weight in weights), default=0.0)
+    cosine = 0.0
+    for name, weight in list(dense_weights(state).items())[:-1]:
+        units = (fires or {}).get(name.removesuffix(".weight"))
+        parallel = _parallel(weight)
+        if parallel <= PARALLEL_ROWS or units is None or told_apart(weight, units) > TOLD_APART:
+            cosine = max(cosine, parallel)
+    return cosine
 
 
 def _parallel(weight: Tensor) -> float:
-    rows = weight[:: -(-len(weight) // MOST_ROWS)]
-    lengths = rows.norm(dim=1)
-    rows = rows[lengths > 0] / lengths[lengths > 0, None]
+    rows = _directions(weight)
+    rows = rows[rows.norm(dim=1) > 0]
     if len(rows) <= NEIGHBOURS or rows.shape[1] < LEAST_INPUTS:
         return 0.0
     cosines = (rows @ rows.T).abs()
     return float(cosines.topk(NEIGHBOURS + 1, dim=1).values[:, -1].max().clamp(max=1.0))
 
 
-def lone_units(model: nn.Module, state: State, inputs: Tensor, last: State | None = None) -> tuple[float, float] | None:
-    """Return by how much the share of lone units exceeds that under other weights: of all layers, and of the first one.
+def _directions(weight: Tensor) -> Tensor:
+    """Return the rows that are compared with each other, with length one; zeros stay."""
+    rows = weight[:: -(-len(weight) // MOST_ROWS)]
+    lengths = rows.norm(dim=1, keepdim=True)
+    return rows / torch.where(lengths > 0, lengths, 1.0)
+
+
+def told_apart(weight: Tensor, fires: Tensor) -> float:
+    """Return the share of examples that two parallel units tell from all others: one fires for it, the other does not.
+
+    The difference of the updates of these units is such an example. An opposite unit fires for the other examples. The
+    examples are taken in parts of several sizes.  # (units, inputs), (n, units)
+    """
+    rows, fires = _directions(weight), fires[:, :: -(-len(weight) // MOST_ROWS)].float()
+    cosines = rows @ rows.T
+    parallel, opposite = (cosines.abs() > PARALLEL_ROWS).triu(1), cosines < 0
+    largest = 0.0
+    for size in (size for size in SIZES if size <= len(fires)):
+        parts = fires[: len(fires) // size * size].view(-1, size, fires.shape[1])
+        numbers = torch.stack([torch.ones(size), torch.arange(size)])  # counts differing examples, adds their numbers
+        alone = 0
+        for part in parts:
+            sums = numbers @ part  # (2, units)
+            both = (numbers[:, :, None] * part).mT @ part
+            differ = sums[:, :, None] + sums[:, None, :] - 2 * both
+            count, number = torch.where(opposite, numbers.sum(1)[:, None, None] - differ, differ)
+            alone += len(number[parallel & (count == 1)].unique())
+        largest = max(largest, alone / (len(parts) * size))
+    return largest
+
+
+def lone_units(fires: Tensor, others: list[Tensor]) -> float:
+    """Return by how much the share of a layer's lone units exceeds that under other weights.
 
     Lone units fire for exactly one example; the share is taken of the units that fire at all. The other weights are
     fresh ones of the same architecture and those of the last accepted model. The own examples are taken in parts of
-    several sizes. The figures are the largest difference of all dense layers but the last, less `STANDARD_ERRORS` of
-    the share, and the same of a dense layer that sees whole examples, behind no other. None for too few examples.
-    # inputs (n, ...)
+    several sizes. The figure is the largest difference, less `STANDARD_ERRORS` of the share.  # (n, units)
     """
-    inputs = _single(inputs[:MOST_EXAMPLES])
-    if len(inputs) < LEAST_EXAMPLES:
-        return None
-    received = _lone_shares(model, state, inputs)
-    others = [_lone_shares(fresh, fresh.state_dict(), inputs) for fresh in _fresh(model)]
-    if last is not None and all(name in last and last[name].shape == t.shape for name, t in state.items()):
-        others.append(_lone_shares(model, last, inputs))
-    beyond = {}
-    for key, (share, units) in received.items():
-        error = math.sqrt(share * (1 - share) / max(units, 1.0))
-        beyond[key] = share - max(other[key][0] for other in others) - STANDARD_ERRORS * error
-    in_front = [value for (layer, _), value in beyond.items() if layer == first_layer(model, state, inputs)]
-    return max(beyond.values(), default=0.0), max(in_front, default=0.0)
+    figures = []
+    for size in (size for size in SIZES if size <= len(fires)):
+        share, units = _lone_share(fires, size)
+        most = max(_lone_share(other, size)[0] for other in others)
+        figures.append(share - most - STANDARD_ERRORS * _error(share, units))
+    return max(figures)
 
 
-def first_layer(model: nn.Module, state: State, inputs: Tensor) -> str:
-    """Return the name of the layer with weights that runs first; empty where there is none."""
-    network, order = copy.deepcopy(model).cpu().float().eval(), list[str]()
-    for name, layer in network.named_modules():
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim > 1:  # those of normalisations keep the example
-            layer.register_forward_hook(lambda module, args, out, name=name: order.append(name))
-    with torch.no_grad():
-        functional_call(network, {name: _single(t) for name, t in state.items()}, (inputs[:2],), strict=False)
-    return order[0] if order else ""
+def _lone_share(fires: Tensor, size: int) -> tuple[float, float]:
+    """Return the share of lone units in parts of a size, and how many units it is taken of."""
+    counts = fires[: len(fires) // size * size].view(-1, size, fires.shape[1]).sum(1)
+    alive = float((counts > 0).sum())
+    return float((counts == 1).sum()) / alive if alive >= LEAST_ALIVE * counts.numel() else 0.0, alive
+
+
+def rare_units(fires: Tensor, others: list[Tensor]) -> float:
+    """Return by how much the share of units that fire rarely exceeds that under other weights, in the first layer.
+
+    Trap weights in a part of a layer make few units lone in any one batch. In all examples each of them fires rarely.
+    The figure is the largest difference between both distributions of how often a unit fires, up to `RARE` of the
+    examples, less `STANDARD_ERRORS` of the share.  # (n, units)
+    """
+    counts, other_counts = fires.sum(0), [other.sum(0) for other in others]
+    alive = float((counts > 0).sum())
+    if alive < LEAST_ALIVE * len(counts):
+        return 0.0
+    figures = [0.0]
+    for most in range(1, int(RARE * len(fires)) + 1):
+        share, *shares = (
+            float(((c > 0) & (c <= most)).sum()) / max(float((c > 0).sum()), 1.0) for c in (counts, *other_counts)
+        )
+        figures.append(share - max(shares) - STANDARD_ERRORS * _error(share, alive))
+    return max(figures)
+
+
+def _error(share: float, units: float) -> float:
+    """Return the standard error of a share of so many units."""
+    return math.sqrt(share * (1 - share) / max(units, 1.0))
 
 
 def _fresh(model: nn.Module) -> list[nn.Module]:
     """Return copies of the network with weights as its layers draw them."""
-    copies = [copy.deepcopy(model).cpu().float() for _ in range(FRESH_DRAWS)]
+    copies = [copy.deepcopy(model).float() for _ in range(FRESH_DRAWS)]
     for draw, fresh in enumerate(copies):
         # Not by `reset_parameters`, which would need a known seed in the generator that other threads use too.
         PyTorchDefault().apply(fresh, stream(0, "fresh", draw))
     return copies
 
 
-def _lone_shares(model: nn.Module, state: State, inputs: Tensor) -> dict[tuple[str, int], tuple[float, float]]:
-    """Return the share of lone units, and how many it is taken of, by dense layer and number of examples."""
-    network, outputs = copy.deepcopy(model).cpu().float().eval(), dict[str, Tensor]()
-    dense = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-    for name, layer in dense[:-1]:
-        layer.register_forward_hook(lambda module, args, out, name=name: outputs.update({name: out.detach()}))
+def firing_units(model: nn.Module, state: State, inputs: Tensor) -> tuple[dict[str, Tensor], str]:
+    """Return which units fire for which example, by dense layer, and the name of the first layer with weights.
+
+    The last dense layer and small ones are left out.  # (n, units)
+    """
+    network, order, outputs = copy.deepcopy(model).float().eval(), list[str](), dict[str, Tensor]()
+
+    def remember(name: str, layer: nn.Module, out: Tensor) -> None:
+        order.append(name)
+        if isinstance(layer, nn.Linear):
+            outputs[name] = out.flatten(0, -2) if out.ndim > 2 else out
+
+    for name, layer in network.named_modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim > 1:  # those of normalisations keep the example
+            layer.register_forward_hook(lambda module, args, out, name=name: remember(name, module, out))
+    _outputs(network, state, inputs)
+    dense = [name for name, _ in network.named_modules() if name in outputs]
+    fires = {name: outputs[name] > 0 for name in dense[:-1] if len(outputs[name]) == len(inputs)}
+    return {n: units for n, units in fires.items() if units.shape[1] >= LEAST_UNITS}, order[0] if order else ""
+
+
+def _outputs(network: nn.Module, state: State, inputs: Tensor) -> Tensor:
     with torch.no_grad():
-        functional_call(network, {name: _single(t) for name, t in state.items()}, (inputs,), strict=False)
-    shares = {}
-    for name, out in outputs.items():
-        fires = out.flatten(0, -2) > 0 if out.ndim > 2 else out > 0
-        if len(fires) != len(inputs) or fires.shape[1] < LEAST_UNITS:
-            continue
-        for size in (size for size in SIZES if size <= len(fires)):
-            counts = fires[: len(fires) // size * size].view(-1, size, fires.shape[1]).sum(1)
-            alive = float((counts > 0).sum())
-            enough = alive >= LEAST_ALIVE * counts.numel()
-            shares[name, size] = float((counts == 1).sum()) / alive if enough else 0.0, alive
-    return shares
+        outputs: Tensor = functional_call(network, {n: _single(t) for n, t in state.items()}, (inputs,), strict=False)
+    return outputs
 
 
 def _single(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU, in single precision if it holds fractions."""
-    tensor = tensor.detach().cpu()
+    """Return a tensor in single precision if it holds fractions."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
@@ -307,7 +387,7 @@ def class_bias(state: State) -> float:
     bias = state.get(last.removesuffix("weight") + "bias") if last.endswith("weight") else None
     if bias is None or bias.shape != (len(weights[last]),):
         return 0.0
-    values = bias.detach().cpu().float()
+    values = bias.float()
     return float((values - values.median()).abs().max())
 
 
@@ -323,8 +403,8 @@ def unexplained_change(state: State, last: State, sent: State) -> float | None:
     names = [n for n in names if sent[n].is_floating_point() and not n.endswith(COUNTER)]
     if not names:
         return None
-    moves = [float((state[n].detach().cpu().double() - last[n].detach().cpu().double()).norm()) for n in names]
-    own = [float(sent[n].detach().cpu().double().norm()) for n in names]
+    moves = [float((state[n].double() - last[n].double()).norm()) for n in names]
+    own = [float(sent[n].double().norm()) for n in names]
     whole = math.sqrt(sum(size**2 for size in own))
     if whole == 0:
         return None

@@ -74,13 +74,10 @@ class GuardMemory:
 
     def accept(self, received: Params, moved: Params) -> None:
         """Keep a received model and the own update to it, for the check of the next one."""
-        self.accepted = {name: tensor.detach().cpu().clone() for name, tensor in received.items()}
-        self.moved = {name: tensor.detach().cpu().clone() for name, tensor in moved.items()}
+        self.accepted, self.moved = _copied(received), _copied(moved)
 
     def keep(self, before: Params, sent: Params, draft: Params) -> None:
-        self.before, self.sent, self.draft = (
-            {name: tensor.detach().cpu().clone() for name, tensor in params.items()} for params in (before, sent, draft)
-        )
+        self.before, self.sent, self.draft = _copied(before), _copied(sent), _copied(draft)
 
     def forget(self) -> None:
         """Forget the last update, since none left in this round."""
@@ -100,6 +97,10 @@ class GuardMemory:
         step, sent = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
         size = float(step.norm() * sent.norm())
         return size > 0 and float(step @ sent) / size >= SAME_STEP
+
+
+def _copied(params: Params) -> Params:
+    return {name: tensor.detach().cpu().clone() for name, tensor in params.items()}
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -220,6 +221,8 @@ class ReceivedFigures:
     lone_units: float | None = None
     lone_first_units: float | None = None
     """The same of a dense layer without others in front of it."""
+    rare_units: float | None = None
+    """By how much more of that layer's units fire rarely."""
     class_row: float | None = None
     class_bias: float | None = None
     unexplained_change: float | None = None

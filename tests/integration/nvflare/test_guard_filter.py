@@ -6,14 +6,22 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.fl_exception import UnsafeJobError
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.private.event import fire_event
+from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
+from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -178,6 +186,75 @@ def test_what_an_app_writes_into_its_task_and_its_context_stays(answer: Any, sti
     assert given.get_cookie_jar() == {"task": 7}, "NVFlare returns the cookies of the task"
     assert fl_ctx.get_all_public_props() == public, "NVFlare sends them with the answer"
     assert SECRET not in repr(manager.new_context().get_all_public_props())
+
+
+class Gossip(Executor):
+    """Writes into its task and its context, and then ends in some way."""
+
+    def __init__(self, ends: Callable[[Signal], Any]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        shareable.add_cookie("note", SECRET)
+        shareable.set_header("cookie_jar", {"note": SECRET})
+        fl_ctx.set_prop("note", SECRET, private=False, sticky=False)
+        fl_ctx.set_prop("sticky note", SECRET, private=False, sticky=True)
+        fl_ctx.set_prop("site", SECRET, private=False, sticky=True)
+        return self.ends(abort_signal)  # type: ignore[no-any-return]
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.BEFORE_SEND_TASK_RESULT:
+            fl_ctx.set_prop("later note", SECRET, private=False, sticky=False)
+
+
+def raises(error: BaseException) -> Callable[[Signal], Any]:
+    def ends(abort_signal: Signal) -> Any:
+        raise error
+
+    return ends
+
+
+def aborted(abort_signal: Signal) -> Shareable:
+    abort_signal.trigger(True)
+    return Shareable()
+
+
+ENDS = {
+    "error": raises(ValueError(SECRET)),
+    "runtime error": raises(RuntimeError(SECRET)),
+    "unsafe job": raises(UnsafeJobError(SECRET)),
+    "aborted": aborted,
+    "no shareable": lambda abort_signal: SECRET,
+    "refused": lambda abort_signal: Shareable({"note": SECRET}),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_what_an_executor_writes_stays_where_it_ends_without_an_answer(ends: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("nvflare.private.fed.client.client_runner.add_job_audit_event", lambda **_: "")
+    engine, sent = MagicMock(), list[tuple[Any, Any]]()
+    manager = FLContextManager(engine, "site-1", "job", public_stickers={"site": "here"})
+    executor, coming, leaving, router = Gossip(ENDS[ends]), GuardFilter(**NOISY), GuardFilter(**NOISY), TaskRouter()
+    router.add_executor(["train"], executor)
+    config = ClientRunnerConfig(router, {"train/in": [coming]}, {"train/out": [leaving]})
+    engine.fire_event = lambda event, ctx: fire_event(event, [executor, coming, leaving], ctx)
+    engine.get_task_assignment = lambda *_: TaskAssignment("train", "1", came)
+    engine.send_task_result = lambda reply, ctx, **_: sent.append((dict(reply), ctx.get_all_public_props())) or True
+    runner = ClientRunner({}, config, "job", engine)
+    monkeypatch.setattr(runner, "_check_task_once", lambda *_: 0)
+    fl_ctx = manager.new_context()
+    fl_ctx.set_peer_context(FLContextManager(engine, "server", "job").new_context())
+    came = DXO(DataKind.WEIGHTS, arrays(weights())).to_shareable()
+    came.add_cookie("task", 7)
+    public = fl_ctx.get_all_public_props()
+    runner.fetch_and_run_one_task(fl_ctx)
+    ((reply, props),) = sent
+    assert SECRET not in repr(reply)
+    assert reply[ReservedHeaderKey.HEADERS][ReservedHeaderKey.COOKIE_JAR] == {"task": 7}
+    assert props == public
+    assert SECRET not in repr(manager.new_context().get_all_public_props())
+    assert not _READERS, "nothing is observed any more"
 
 
 class Recipe:
