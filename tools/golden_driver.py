@@ -104,6 +104,8 @@ weights, and its first lemma more data than are embedded."""
 SMALL = ("--clients", "1", "--iterations", "2", "--workers", "1", "--json")
 PICTURES = ("original", "reconstruction", "raw", "film")
 """Fields of records and summaries that name the file of a picture."""
+DIGESTS = "picture_files"
+"""Field of records with the hashes of pictures, by their paths."""
 TOLD = (0, 1, 3)
 """Exit codes of commands that came to an end."""
 
@@ -160,6 +162,8 @@ def written(folder: Path) -> dict[str, Any]:
 
 def with_hashes(value: Any, folder: Path, field: str = "") -> Any:
     """Put the hash of a picture in place of its path, whose name comes from the key of a case."""
+    if field == DIGESTS:
+        return sorted(value.values())
     if isinstance(value, dict):
         return {name: with_hashes(each, folder, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -224,7 +228,7 @@ def verdicts(wanted: Callable[[str], bool], old_names: Sequence[str] = ()) -> Ca
 
 def said(records: Sequence[Any], verdict: Any) -> dict[str, Any]:
     """Return records and verdict as plain values; the pictures of these audits are gone."""
-    plain = [record.model_dump(mode="json", exclude={"pictures"}) for record in records]
+    plain = [with_hashes(record.model_dump(mode="json", exclude={"pictures"}), Path()) for record in records]
     return {"records": plain, "verdict": dataclasses.asdict(verdict)}
 
 
