@@ -24,6 +24,8 @@ OWN = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"}
 REPEATS = int(os.environ.get("FEDGLASS_SWEEP_REPEATS", "2"))
 """Of 20 cases: 10 of them are a sweep of 200."""
 CASES = 20 * REPEATS
+PLANNED = ("inverting_gradients", "idlg")
+"""The attacks of the plan; every audit also plays exact attacks, the candidate game and certificates."""
 
 PLAN = f"""
 repeats = {REPEATS}
