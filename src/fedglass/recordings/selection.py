@@ -77,8 +77,8 @@ class Selection:
 
     def defended_clients(self, index: int) -> set[tuple[str, str]]:
         """Return the clients that are audited in a round, each with its declared defences."""
-        facts = ((name, self.bundle.facts_of(name, index)) for name in self.audited_clients(index))
-        return {(name, json.dumps(preferred(sheet, "defences"), sort_keys=True)) for name, sheet in facts}
+        names = self.audited_clients(index)
+        return {(name, json.dumps(self.bundle.defences_of(name, index), sort_keys=True)) for name in names}
 
     def respondents(self, index: int) -> tuple[str, ...]:
         """Return the clients that revealed something in a round: a server also sees updates that its rule rejects."""
